@@ -1,0 +1,46 @@
+"""`fpdiff compare`: say where two runs part ways."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fpdiff.cli.console import data_console, progress_bar
+from fpdiff.cli.report import render
+from fpdiff.fingerprint.bisect.compare import compare_runs
+from fpdiff.fingerprint.bisect.verdict import Verdict
+from fpdiff.fingerprint.record.settings import parse_ranks, parse_steps
+from fpdiff.store.errors import CompareError
+from fpdiff.store.run import Run
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Run that is taken as the reference.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other run.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole verdict as JSON.")
+    ] = False,
+    steps: Annotated[str, typer.Option(help="Compare only these, such as 10:20,400.")] = "",
+    ranks: Annotated[str, typer.Option(help="Compare only these, such as 0,3-5.")] = "",
+) -> None:
+    """Compare two runs; exit with 0 if identical, 1 if diverged, 2 if that cannot be said."""
+    wanted = tuple(rank for first, end in parse_ranks(ranks) for rank in range(first, end))
+    try:
+        with progress_bar("comparing ranks") as progress:
+            verdict = compare_runs(
+                Run.open(a),
+                Run.open(b),
+                steps=parse_steps(steps),
+                ranks=wanted,
+                progress=progress,
+            )
+    except CompareError as error:
+        if not as_json:
+            raise
+        verdict = Verdict(verdict="incomparable", summary=str(error), a=str(a), b=str(b))
+    if as_json:
+        typer.echo(json.dumps(verdict.to_dict(), indent=1))
+    else:
+        render(verdict, data_console())
+    raise typer.Exit(verdict.exit_code)

@@ -1,0 +1,106 @@
+"""`fpdiff demo`: plant one wrong bit in a data-parallel run and let fpdiff find it."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fpdiff.store.errors import FpdiffError
+
+TRAINER: Final = "train_gpt.py"
+
+RECORD: Final = (
+    f"fpdiff record --out {{out}} --level layer -- "
+    f"torchrun --standalone --nproc-per-node 2 {TRAINER} --steps 8"
+)
+
+# Where each rank first differs. An operator is null at the layer rung and equals nothing in a join,
+# hence no `op` in the list; and the trainer never draws from the generators that it does not seed.
+FIRST_DIFFERENCES: Final = """
+    select rank, step, phase, kind, module, slot,
+      left(a.digest::text, 8) as clean, left(b.digest::text, 8) as faulty
+    from events a join events b
+      using (rank, step, microbatch, phase, kind, module, call, occurrence, slot)
+    where a.run < b.run and a.digest <> b.digest and kind <> 'generator'
+    qualify row_number() over (partition by rank order by step, a.seq) <= 4
+    order by rank, step, a.seq
+"""
+
+# Each command as a user would type it, and the exit code that it has when the demo goes well.
+COMMANDS: Final = (
+    (shlex.split(RECORD.format(out="clean")), 0),
+    (
+        shlex.split(RECORD.format(out="faulty") + " --fault rank=1,step=3,module=blocks.1.mlp"),
+        0,
+    ),
+    (["fpdiff", "compare", "clean", "faulty"], 1),
+    (["fpdiff", "sql", "clean", "faulty", FIRST_DIFFERENCES], 0),
+)
+
+# The programs of the environment that runs this, which need not be the ones on PATH.
+PROGRAMS: Final = {
+    "fpdiff": [sys.executable, "-m", "fpdiff"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
+
+
+def demo(
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Work in this new or empty folder and leave the runs there.",
+            file_okay=False,
+        ),
+    ] = None,
+) -> None:
+    """Record a small GPT twice, once with one wrong bit, and find that bit."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="fpdiff-demo-") as folder:
+            _play(Path(folder))
+        typer.echo("\nThe runs were temporary; `fpdiff demo --keep DIR` keeps them.")
+        return
+    if keep.exists() and any(keep.iterdir()):
+        raise FpdiffError(f"{keep} is not empty: give --keep a new folder")
+    keep.mkdir(parents=True, exist_ok=True)
+    _play(keep)
+    typer.echo(f"\nThe runs clean and faulty, and {TRAINER}, are in {keep}.")
+
+
+def _play(folder: Path) -> None:
+    trainer = resources.files("fpdiff.examples").joinpath(TRAINER)
+    (folder / TRAINER).write_text(trainer.read_text(encoding="utf-8"), encoding="utf-8")
+    environment = _environment()
+    for number, (command, expected) in enumerate(COMMANDS):
+        typer.echo(("\n" if number else "") + "$ " + _typed(command))
+        arguments = [part for word in command for part in PROGRAMS.get(word, [word])]
+        code = subprocess.run(arguments, cwd=folder, env=environment, check=False).returncode
+        if code != expected:
+            raise FpdiffError(
+                f"the demo failed: `{' '.join(command[:2])}` exited with {code}, not {expected}"
+            )
+
+
+def _typed(command: list[str]) -> str:
+    """Return a command as one would type it; SQL keeps its lines, within double quotes."""
+    return " ".join(f'"{word}"' if "\n" in word else shlex.quote(word) for word in command)
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    # Without it, torchrun looks this host's name up, which fails on many a laptop without network.
+    environment.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
+    # More threads than one would only compete for the cores, and torchrun warns when it is unset.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    root = Path(str(resources.files("fpdiff"))).parent
+    if (root / "pyproject.toml").exists():
+        # The commands run in another folder, where an uninstalled checkout would not be found.
+        paths = [str(root), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment

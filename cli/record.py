@@ -1,0 +1,61 @@
+"""`fpdiff record`: run a command and record it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fpdiff.cli.console import talk
+from fpdiff.fingerprint.record import launcher
+from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
+from fpdiff.store.errors import RecordError
+
+
+def record(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD...", help="The command to run.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the run; it must not exist.")
+    ] = None,
+    level: Annotated[str, typer.Option(help="Rung: step or layer.")] = "layer",
+    steps: Annotated[str, typer.Option(help="Only these steps, such as 10:20,400.")] = "",
+    modules: Annotated[str, typer.Option(help="Only modules whose path matches.")] = "",
+    ranks: Annotated[str, typer.Option(help="Only these ranks, such as 0,3-5.")] = "",
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Also record l2, absmax and nonfinite count.")
+    ] = False,
+    rehash: Annotated[
+        bool,
+        typer.Option("--rehash", help="Digest arguments again to notice writes nobody announced."),
+    ] = False,
+    first_step: Annotated[
+        int, typer.Option("--first-step", min=0, help="Number of the first step (a resumed run).")
+    ] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+) -> None:
+    """Run a command and record what its tensors were.
+
+    The command may be python, torchrun, or a script that calls them. It is not changed: its exit
+    code, output and signals pass through.
+    """
+    if not command:
+        raise RecordError(
+            "there is no command to record: write it behind --, as in"
+            " fpdiff record --out runs/a -- python train.py"
+        )
+    if out is None:
+        raise RecordError("say where to record to: --out DIR")
+    settings = Settings(
+        out=str(out.absolute()),
+        level=level,
+        steps=parse_steps(steps),
+        modules=modules,
+        ranks=parse_ranks(ranks),
+        stats=stats,
+        rehash=rehash,
+        first_step=first_step,
+    )
+    exit_code = launcher.run(settings, command, force=force)
+    talk(f"fpdiff: recorded to {out}; next: fpdiff compare {out} OTHER_RUN")
+    raise typer.Exit(exit_code)

@@ -1,0 +1,1 @@
+"""Training scripts that know nothing of fpdiff; `fpdiff demo` and the tutorial record them."""

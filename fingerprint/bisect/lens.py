@@ -1,0 +1,55 @@
+"""Compares what both runs recorded when their rungs or windows of modules differ.
+
+The step rows of such runs are digests over other events, so steps are compared event by event
+over those that the lens lets through. Edges to events that it hides are lost; an event then counts
+as having read everything before it in its step.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_AT_STEP = {
+    "parameter",
+    "buffer",
+    "optimizer_state",
+    "master",
+    "option",
+    "scaler",
+    "training_flag",
+    "local_gradient",
+    "reduced_gradient",
+    "loss",
+    "metric",
+    "mark",
+}
+_LAYER = {"output", "gradient"}
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Which events are compared.
+
+    Attributes:
+        rung: events of deeper rungs are hidden, if the runs' rungs differ, else None.
+        modules: regular expressions that a layer event's module must match, all of them.
+    """
+
+    rung: str | None
+    modules: tuple[str, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it hides nothing."""
+        return self.rung is None and not self.modules
+
+    def shows(self, site: dict[str, Any]) -> bool:
+        """Return whether events of a site (a row of SITES) are compared."""
+        kind, slot = site["kind"], site["slot"]
+        is_batch = kind == "input" and slot.startswith("arg.")
+        if self.rung == "step":
+            return kind in _AT_STEP or is_batch or (kind == "generator" and site["phase"] == "init")
+        if self.modules and not is_batch and kind not in _AT_STEP and site["phase"] != "init":
+            # Who was given what depends on the windows: only what a module made is comparable.
+            return kind in _LAYER and all(re.search(m, site["module"]) for m in self.modules)
+        return True

@@ -1,0 +1,214 @@
+"""The answer as plain data; terminal and JSON are renderings of it."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+"""Version of the JSON form."""
+
+CLASSES = (
+    "data",
+    "state",
+    "rng",
+    "environment",
+    "structure",
+    "metadata",
+    "collective",
+    "unseen-producer",
+    "computation",
+)
+"""What kind of difference an origin is, see docs/reference/verdict.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What the verdict rests on.
+
+    Attributes:
+        rung: the deepest that both runs recorded.
+        ranks: ranks compared.
+        steps: first and last step compared.
+        num_steps: how many steps, summed over nothing: the most that one rank compared.
+        events: events compared, on all ranks.
+    """
+
+    rung: str
+    ranks: list[int]
+    steps: list[int]
+    num_steps: int
+    events: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A mismatched event none of whose inputs mismatch.
+
+    Attributes:
+        rank: rank on which it happened; `step`, `microbatch` and `phase` say when.
+        module: path from the root module, "" for the root itself.
+        module_class: its class.
+        call: nth call of the module in that microbatch.
+        op: operator, None at rungs that record none.
+        occurrence: nth time at this point of the call.
+        kind: what the digest is of, see docs/reference/schema.md.
+        slot: which tensor.
+        seq: number of the event in the run that has it (A if both).
+        class_: one of CLASSES; `class` in JSON.
+        component: for class state, which: parameter, buffer, optimizer state, ...
+        summary: one sentence.
+        a: digest, dtype, shape, value and statistics in run A; None if A has no such event.
+        b: the same in run B.
+        inputs: what it read, all of it equal in both runs (the first 16).
+        num_inputs: how much it read.
+        matched_before: events of this rank that matched before it.
+        strength: what the attribution rests on, and what could not be seen.
+        hint: what to do about it.
+        evidence: further observations that bear on it.
+        count: how many neighbouring events this entry stands for.
+    """
+
+    rank: int
+    step: int
+    microbatch: int
+    phase: str
+    module: str
+    module_class: str
+    call: int
+    op: str | None
+    occurrence: int
+    kind: str
+    slot: str
+    seq: int
+    class_: str
+    component: str | None
+    summary: str
+    a: dict[str, Any] | None
+    b: dict[str, Any] | None
+    inputs: list[str]
+    num_inputs: int
+    matched_before: int
+    strength: str
+    hint: str | None
+    evidence: list[str] = field(default_factory=list)
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receiver:
+    """A rank that took a mismatch in from others; `from_` is `from` in JSON."""
+
+    rank: int
+    step: int
+    from_: list[int]
+    via: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A number that differs, at the first step at which it does."""
+
+    name: str
+    step: int
+    rank: int
+    a: float | None
+    b: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentDifference:
+    """An entry of the environment that differs; `decides` if it can change a result."""
+
+    key: str
+    a: Any
+    b: Any
+    ranks: list[int]
+    decides: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """What the difference did: the first step at which each differs, or None.
+
+    Attributes:
+        loss: what backward() was called on.
+        parameters: at the start of the step or after its optimizer.
+        healed: the last step compared is equal again on every rank.
+    """
+
+    loss: int | None
+    parameters: int | None
+    healed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStep:
+    """The first differing step of one rank."""
+
+    rank: int
+    step: int
+    steps_matched: int
+    events: int
+    mismatched: int
+    only_a: int
+    only_b: int
+    carriers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of comparing two runs.
+
+    Attributes:
+        verdict: "identical", "diverged" or "incomparable".
+        summary: one line that says it all.
+        a: path of run A; `b` of run B.
+        compared: what it rests on.
+        first_step: first step at which any rank differs.
+        origins: in program order, the earliest first.
+        num_origins: how many there are when `origins` had to be cut.
+        receivers: ranks that took the difference in from others.
+        rank_steps: each rank's first differing step.
+        effects: what the difference did.
+        metrics: loss and logged numbers that differ.
+        environment: entries that differ.
+        blind_spots: what was executed but not fingerprinted, by reason, with counts of both runs.
+        notes: what limits the comparison, or is worth knowing and is no divergence.
+        next: the command that narrows further, or None.
+    """
+
+    verdict: str
+    summary: str
+    a: str
+    b: str
+    compared: Compared | None = None
+    first_step: int | None = None
+    origins: list[Origin] = field(default_factory=list)
+    num_origins: int = 0
+    receivers: list[Receiver] = field(default_factory=list)
+    rank_steps: list[RankStep] = field(default_factory=list)
+    effects: Effects = field(
+        default_factory=lambda: Effects(loss=None, parameters=None, healed=False)
+    )
+    metrics: list[Metric] = field(default_factory=list)
+    environment: list[EnvironmentDifference] = field(default_factory=list)
+    blind_spots: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    next: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 for identical, 1 for diverged, 2 for incomparable."""
+        return {"identical": 0, "diverged": 1}.get(self.verdict, 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"schema": SCHEMA, **_plain(asdict(self))}
+
+
+def _plain(value: Any) -> Any:
+    """Rename fields that had to avoid Python's keywords, all the way down."""
+    if isinstance(value, dict):
+        return {key.rstrip("_"): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,7 @@
+"""From the bytes of a tensor to a 128-bit digest. Knows nothing of files or runs.
+
+host      XXH3-128 over the logical row-major bytes of any tensor
+storages  a table keyed by storages that are alive
+cache     each tensor version is digested once
+stats     l2, absmax and nonfinite count
+"""

@@ -1,0 +1,31 @@
+"""What watches a run.
+
+It runs inside somebody's training job: it imports torch, numpy, xxhash and pyarrow only, changes
+no bit of what the program computes, and stops itself rather than the program when it fails.
+
+settings     what to record, and how it travels to child processes
+launch       what launchers put into the environment
+launcher     starts a command with the recorder in every Python process below it
+startup/     the `sitecustomize` that those processes run
+inline       recording from code
+arming       puts the hooks in when torch has been imported, takes them out again
+current      the recorder of this process, behind `fpdiff.step`, `log` and `mark`
+script       the bodies of those three
+recorder     steps, sites and events: every hook's way to the store
+sitetable    numbers of sites
+steprow      the digests of a closed step
+quiet        how a hook looks without disturbing
+scopes       the stack of running module calls
+modules      module hooks: batch, inputs, outputs
+backward     losses, gradients of module outputs and parameters
+optimizer    gradients as the optimizer sees them, and what it made of them
+state        everything that a step starts from
+discovery    finds optimizers, scalers and modules that no hook has shown
+names        paths of modules and parameters
+generators   states of random generators, and who drew from them
+dataflow     which event produced a tensor
+containers   tensors inside arguments and outputs
+environment  versions, flags, devices, process groups
+process      which rank this process is
+runfolder    creates the run's folder and run.json
+"""

@@ -1,0 +1,69 @@
+"""Puts the hooks in, and takes them out again."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizer
+
+from fpdiff.fingerprint.record import current
+from fpdiff.fingerprint.record.backward import GradientHooks
+from fpdiff.fingerprint.record.modules import ModuleHooks
+from fpdiff.fingerprint.record.optimizer import OptimizerHooks
+from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.script import ScriptCalls
+from fpdiff.fingerprint.record.settings import Settings
+from fpdiff.store.errors import RecordError
+
+
+def arm(settings: Settings) -> Callable[[], None]:
+    """Start to watch this process; return the function that ends it.
+
+    What was recorded is also put on disk at the process's orderly end.
+
+    Args:
+        settings: what to record; the run's folder has been made.
+
+    Raises:
+        RecordError: this process is being recorded already.
+    """
+    if current.script is not None:
+        raise RecordError("this process is being recorded already: end that recording first")
+    recorder = Recorder(settings)
+    gradients = GradientHooks(recorder)
+    modules = ModuleHooks(recorder, gradients)
+    optimizers = OptimizerHooks(recorder)
+    handles = [
+        torch_modules.register_module_forward_pre_hook(modules.before),
+        torch_modules.register_module_forward_hook(modules.after, always_call=True),
+        torch_optimizer.register_optimizer_step_pre_hook(optimizers.before),
+        torch_optimizer.register_optimizer_step_post_hook(optimizers.after),
+    ]
+    autograd: Any = torch.autograd  # The name is private; nothing public says when a pass begins.
+    engine = autograd._engine_run_backward
+    autograd._engine_run_backward = gradients.watch(engine)
+    script = current.script = ScriptCalls(recorder)
+
+    def disarm() -> None:
+        for handle in handles:
+            handle.remove()
+        gradients.remove()
+        autograd._engine_run_backward = engine
+        if current.script is script:
+            current.script = None
+        recorder.close()
+
+    return disarm
+
+
+def _forget_in_child() -> None:
+    """A forked child (a DataLoader worker) shares the parent's files: it must not write."""
+    script = current.script
+    if script is not None and script.recorder.has_begun():
+        script.recorder.awake = False
+        current.script = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

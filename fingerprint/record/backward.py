@@ -1,0 +1,196 @@
+"""Losses, gradients with respect to module outputs, and parameters' local gradients.
+
+Nothing is inserted into the graph: a hook on a tensor or on a leaf's accumulation only listens.
+A gradient with respect to a module's output is computed by whatever consumed that output, so it
+is recorded under the consumer: the module that got it as an argument if there is exactly one at
+that level, else the module whose own code used it.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fpdiff.fingerprint.record.quiet import observing
+from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.scopes import Scope
+
+Engine = Callable[..., Any]
+
+
+class GradientHooks:
+    """The bodies of the backward hooks."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Belong to a recorder."""
+        self.recorder = recorder
+        self.microbatch = 0
+        self.handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._followed: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    # The engine
+
+    def watch(self, engine: Engine) -> Engine:
+        """Wrap the function that every backward pass goes through.
+
+        `torch.autograd.backward` and `torch.autograd.grad` both call it, and nothing else says
+        which tensors a pass began from or when it begins.
+        """
+
+        @functools.wraps(engine)
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            self.begin_pass(tensors, accumulates)
+            return engine(tensors, *args, **kwargs)
+
+        return watched
+
+    @observing
+    def begin_pass(self, tensors: Any, accumulates: bool) -> None:
+        """Record the loss of an outermost `backward()`."""
+        recorder = self.recorder
+        if torch._C._current_graph_task_id() != -1 or not recorder.has_begun():
+            return
+        if not recorder.touch():
+            return
+        self.microbatch = recorder.microbatch
+        self.follow_parameters()
+        if accumulates:
+            for index, tensor in enumerate(tensors):
+                self._loss(index, tensor)
+        recorder.backward_first_seq = recorder.next_seq()
+
+    def _loss(self, index: int, tensor: Any) -> None:
+        recorder = self.recorder
+        if not isinstance(tensor, torch.Tensor):  # A gradient edge names a node, not a tensor.
+            recorder.blind_spots["backward() called on a gradient edge"] += 1
+            return
+        producer, exact = recorder.producers.find(tensor)
+        if exact:
+            reads: dict[str, Any] = {"reads": [producer]}
+        elif recorder.layers and recorder.root_outputs:
+            reads = {"reads": sorted(set(recorder.root_outputs))}
+        else:
+            reads = {"span": recorder.num_step_events()}
+        recorder.emit_tensor("forward", "loss", f"loss.{index}", tensor, value=True, **reads)
+
+    # Module outputs
+
+    def follow(self, tensor: torch.Tensor, scope: Scope, slot: str, seq: int) -> None:
+        """Listen for the gradient with respect to a module's output, event `seq`."""
+        if not (torch.is_grad_enabled() and tensor.requires_grad) or tensor.is_leaf:
+            return
+        body = functools.partial(self._gradient, scope, slot, seq, self.recorder.step)
+
+        def hook(gradient: torch.Tensor) -> None:
+            body(gradient)
+
+        # Pickling a tensor with a hook warns unless the hook says that it may be lost.
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        tensor.register_hook(hook)
+
+    @observing
+    def _gradient(
+        self, scope: Scope, slot: str, seq: int, step: int, gradient: torch.Tensor | None
+    ) -> None:
+        recorder = self.recorder
+        if gradient is None or not recorder.touch():
+            return
+        where, slot = self._consumer(scope, slot, seq, step)
+        self.microbatch = scope.microbatch
+        reads = [seq] if step == recorder.step else []
+        if where is not None and step == recorder.step:
+            reads += where.reads
+        recorder.emit_tensor(
+            "backward",
+            "gradient",
+            slot,
+            gradient,
+            module=where.path if where is not None else "",
+            module_class=where.module_class if where is not None else "",
+            call=where.call if where is not None else 0,
+            microbatch=scope.microbatch,
+            reads=sorted(set(reads))[-64:],
+            span=recorder.next_seq() - recorder.backward_first_seq,
+        )
+
+    def _consumer(self, scope: Scope, slot: str, seq: int, step: int) -> tuple[Scope | None, str]:
+        """Return the call whose backward computed a gradient, and the gradient's slot there."""
+        recorder = self.recorder
+        name = scope.path if scope.parent is None else _below(scope.path, scope.parent.path)
+        slot = f"grad.{name or 'root'}.{slot}"
+        if step != recorder.step:
+            return scope.parent, slot
+        while (passed := recorder.passed_on.get(seq)) is not None:
+            seq, scope = passed
+        consumers = recorder.consumers.get(seq, [])
+        level = [c for c in consumers if c.parent is scope.parent]
+        found = level[0] if len(level) == 1 else scope.parent
+        while found is not None and found.only_passes:
+            inner = [c for c in consumers if c.parent is found]
+            if len(inner) != 1:
+                break
+            found = inner[0]
+        return found, slot
+
+    # Parameters
+
+    def follow_parameters(self) -> None:
+        """Listen on every trainable parameter of the known roots; once each."""
+        for root in self.recorder.names.roots():
+            for parameter in root.parameters():
+                key = id(parameter)
+                known = self._followed.get(key)
+                if not parameter.requires_grad or not parameter.is_leaf:
+                    continue
+                if known is None or known() is not parameter:
+                    self._followed[key] = weakref.ref(parameter)
+                    self.handles.append(
+                        parameter.register_post_accumulate_grad_hook(self.accumulated)
+                    )
+
+    @observing
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Record a parameter's gradient as accumulated on this rank, before any reduction."""
+        recorder = self.recorder
+        if parameter.grad is None or not recorder.touch():
+            return
+        owner = recorder.state.owner(parameter)
+        if owner is None:
+            return
+        module, name = owner
+        reads = list(recorder.state.module_reads.get(module, ()))
+        reads += recorder.calls_read.get((module, self.microbatch), ())
+        if (before := recorder.gradient_seqs.get(id(parameter))) is not None:
+            reads.append(before)  # It was added to what an earlier pass left.
+        seq = recorder.emit_tensor(
+            "backward",
+            "local_gradient",
+            f"grad.{name}",
+            parameter.grad,
+            trust=False,
+            module=module,
+            microbatch=self.microbatch,
+            reads=sorted(set(reads))[-64:],
+            span=recorder.next_seq() - self._first_seq(),
+        )
+        if seq is not None:
+            recorder.gradient_seqs[id(parameter)] = seq
+
+    def _first_seq(self) -> int:
+        """Return the first event that a gradient may have read besides its module's own."""
+        recorder = self.recorder
+        return recorder.backward_first_seq if recorder.layers else recorder.step_first_seq
+
+    def remove(self) -> None:
+        """Stop listening on parameters."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self._followed.clear()
+
+
+def _below(path: str, parent: str) -> str:
+    return path.removeprefix(parent).lstrip(".")

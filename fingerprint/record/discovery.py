@@ -1,0 +1,103 @@
+"""Finds optimizers, gradient scalers and modules that no hook has shown.
+
+State counts from the start of a step, but an optimizer shows itself by a hook only when it steps,
+a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
+looked for among the objects that Python's collector knows, at the start of recorded steps 0, 1,
+2, 4, 8 ... of a process, so the cost (tens of milliseconds for a million objects) fades.
+
+Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
+class can run its code.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fpdiff.fingerprint.record.names import Names
+
+T = TypeVar("T")
+
+
+class Discovery:
+    """Remembers what was found, weakly."""
+
+    def __init__(self) -> None:
+        """Start with nothing found."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
+        self._looks = 0
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that are alive, in a fixed order."""
+        return _alive(self._optimizers)
+
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Return the enabled gradient scalers that are alive."""
+        return [scaler for scaler in _alive(self._scalers) if scaler.is_enabled()]
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer that a hook has shown."""
+        _add(self._optimizers, [optimizer])
+
+    def look(self, names: Names) -> None:
+        """Look if it is time to; adopts averaged copies of known roots into `names`."""
+        self._looks += 1
+        if self._looks & (self._looks - 1):
+            return
+        optimizers: list[torch.optim.Optimizer] = []
+        scalers: list[torch.amp.GradScaler] = []
+        modules: list[nn.Module] = []
+        for found in gc.get_objects():
+            kind = type(found)
+            if issubclass(kind, torch.optim.Optimizer):
+                # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
+                if "param_groups" in found.__dict__:
+                    optimizers.append(found)
+            elif issubclass(kind, torch.amp.GradScaler):
+                scalers.append(found)
+            elif issubclass(kind, nn.Module):
+                modules.append(found)
+        _adopt_copies(modules, names)
+        order = _parameter_order(names)
+        known = [o for o in optimizers if _first_parameter(o, order) < len(order)]
+        _add(self._optimizers, sorted(known, key=lambda o: _first_parameter(o, order)))
+        _add(self._scalers, scalers)
+
+
+def _adopt_copies(modules: list[nn.Module], names: Names) -> None:
+    """Name the modules that are, or hold, another instance of a root's class."""
+    classes = {type(root) for root in names.roots() if any(True for _ in root.parameters())}
+    classes |= {type(m) for r in names.roots() if names.is_wrapper(r) for m in r.children()}
+    candidates = [m for m in modules if any(type(part) in classes for part in m.modules())]
+    inner = {id(part) for m in candidates for part in m.modules() if part is not m}
+    own = {id(part) for root in names.roots() for part in root.modules()}
+    for module in candidates:
+        parts = [id(part) for part in module.modules()]
+        if id(module) not in inner and not own.intersection(parts):
+            names.adopt(module, is_copy=True)
+
+
+def _parameter_order(names: Names) -> dict[int, int]:
+    order: dict[int, int] = {}
+    for root in names.roots():
+        for parameter in root.parameters():
+            order.setdefault(id(parameter), len(order))
+    return order
+
+
+def _first_parameter(optimizer: torch.optim.Optimizer, order: dict[int, int]) -> int:
+    ids = (id(p) for group in optimizer.param_groups for p in group["params"])
+    return min((order[i] for i in ids if i in order), default=len(order))
+
+
+def _alive(refs: Iterable["weakref.ref[T]"]) -> list[T]:
+    return [found for ref in refs if (found := ref()) is not None]
+
+
+def _add(refs: list["weakref.ref[T]"], found: Iterable[T]) -> None:
+    known = {id(one) for one in _alive(refs)}
+    refs.extend(weakref.ref(one) for one in found if id(one) not in known)

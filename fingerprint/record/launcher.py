@@ -1,0 +1,83 @@
+"""Starts a command with the recorder in every Python process below it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from types import FrameType
+
+from fpdiff.fingerprint.record import runfolder
+from fpdiff.fingerprint.record.launch import launcher_rank
+from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
+from fpdiff.store.errors import RecordError
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
+    """Run a command to its end and record it.
+
+    Its standard streams are this process's; signals reach it; its exit code is returned.
+
+    Args:
+        settings: what to record; `settings.out` must not be a run yet.
+        command: program and arguments.
+        force: replace an existing run.
+
+    Returns:
+        The command's exit code, 128 + N if signal N ended it.
+
+    Raises:
+        RecordError: the run's folder cannot be made, the command does not exist, or it succeeded
+            without running a module, so that nothing was recorded.
+    """
+    runfolder.create(settings, command, rank=launcher_rank(os.environ), force=force)
+    root = Path(settings.out)
+    try:
+        process = subprocess.Popen(command, env=_environment(settings))
+    except OSError as error:
+        runfolder.remove_if_empty(root)
+        raise RecordError(f"cannot run {command[0]!r}: {error.strerror or error}") from error
+    with _signals_to(process):
+        code = process.wait()
+    exit_code = 128 - code if code < 0 else code
+    if runfolder.remove_if_empty(root):
+        if exit_code == 0:
+            raise RecordError(
+                f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module on"
+                f" a rank that was asked for; {root} was not kept"
+            )
+        return exit_code
+    runfolder.finish(root, exit_code)
+    return exit_code
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    startup = resources.files("fpdiff.fingerprint.record") / "startup"
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        ENVIRONMENT_VARIABLE: settings.to_json(),
+        "PYTHONPATH": f"{startup}{os.pathsep}{path}" if path else str(startup),
+    }
+
+
+@contextmanager
+def _signals_to(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Let the command decide what a signal means; this process only waits for it."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    # A terminal sends Ctrl-C to the whole foreground group, the command included.
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in _FORWARDED:
+        before[number] = signal.signal(number, forward)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,254 @@
+"""Module hooks: the batch, what each module was given, and what it returned.
+
+The hooks are global ones, so no model has to be at hand and nothing is set on any module: hooks
+on modules would switch off fused paths and with them change bits.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fpdiff.fingerprint.record.backward import GradientHooks
+from fpdiff.fingerprint.record.containers import Slots, arguments, outputs
+from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.quiet import observing
+from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.scopes import Scope
+
+_MAX_READS = 64
+"""Beyond so many direct inputs an event reads a span instead, which holds them and more."""
+
+
+class ModuleHooks:
+    """The bodies of the global forward hooks."""
+
+    def __init__(self, recorder: Recorder, gradients: GradientHooks) -> None:
+        """Belong to a recorder."""
+        self.recorder = recorder
+        self.gradients = gradients
+        self._forwards: dict[int, tuple[int, int]] = {}
+
+    @observing
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Enter a module's call: draw the scope, find or record what it was given."""
+        recorder = self.recorder
+        scopes = recorder.scopes
+        parent = scopes.top()
+        if parent is None and not self._enter_root(module):
+            return
+        if parent is not None and not recorder.layers:
+            if scopes.is_running(module):  # A root that calls itself: keep its calls paired.
+                scopes.enter(module, parent)
+            return
+        if recorder.names.is_wrapper(module) or not recorder.touch():
+            return
+        scope = self._scope(module, parent)
+        self._note_draw(parent)
+        kwargs = _keyword_arguments()
+        scope.reads = self._record_arguments(scope, *arguments(args, kwargs))
+        scope.reads += recorder.state.module_reads.get(scope.path, ())
+        scopes.enter(module, scope)
+
+    @observing
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Leave a module's call and record its outputs; also called after an exception."""
+        recorder = self.recorder
+        scope = recorder.scopes.leave(module)
+        if scope is None or not recorder.touch():
+            return
+        self._note_draw(scope)
+        found, opaque = outputs(output)
+        self._note_opaque(opaque)
+        seqs = [self._record_output(scope, slot, tensor) for slot, tensor in found]
+        done = [seq for seq in seqs if seq is not None]
+        if recorder.layers:
+            recorder.calls_read[scope.path, scope.microbatch] = scope.reads + done
+        if scope.parent is not None:
+            scope.parent.reads.extend(done if scope.recorded else scope.reads)
+        else:
+            recorder.root_outputs.extend(done or scope.reads)
+
+    # Entering
+
+    def _enter_root(self, module: nn.Module) -> bool:
+        """Begin to record, name the root, open the step; return whether to go on."""
+        recorder = self.recorder
+        if not recorder.begin():
+            return False
+        new = recorder.names.adopt(module)
+        if not recorder.touch():
+            return False
+        if new:
+            recorder.state.record_root(module)
+        return True
+
+    def _scope(self, module: nn.Module, parent: Scope | None) -> Scope:
+        recorder = self.recorder
+        path = recorder.names.path(module, parent.path if parent is not None else "")
+        if parent is not None:
+            phase, microbatch = parent.phase, parent.microbatch
+        elif torch._C._current_graph_task_id() != -1:
+            phase, microbatch = "recompute", self.gradients.microbatch
+        elif torch.is_grad_enabled():
+            recorder.state.record_settings()
+            phase, microbatch = "forward", self._next_microbatch(module)
+        else:
+            phase, microbatch = "eval", recorder.microbatch
+        place = (phase, path, microbatch)
+        call = recorder.calls[place]
+        recorder.calls[place] = call + 1
+        return Scope(
+            path=path,
+            module_class=type(module).__name__,
+            call=call,
+            phase=phase,
+            microbatch=microbatch,
+            parent=parent,
+            recorded=parent is None or recorder.settings.wants_module(path),
+            only_passes=type(module).forward is nn.Sequential.forward,
+        )
+
+    def _next_microbatch(self, root: nn.Module) -> int:
+        """Count the forwards of a trainable root within the step; others belong to the current."""
+        recorder = self.recorder
+        if not any(p.requires_grad for p in root.parameters()):
+            return recorder.microbatch
+        step, count = self._forwards.get(id(root), (-1, 0))
+        count = count if step == recorder.step else 0
+        self._forwards[id(root)] = (recorder.step, count + 1)
+        recorder.microbatch = count
+        return count
+
+    # Recording
+
+    def _record_arguments(self, scope: Scope, found: Slots, opaque: list[str]) -> list[int]:
+        """Return the seqs of a call's tensor arguments, recording those not known yet."""
+        self._note_opaque(opaque)
+        if not scope.recorded:
+            return []
+        recorder = self.recorder
+        seqs = []
+        for slot, tensor in found:
+            if scope.parent is None:
+                seq = self._record_batch(scope, slot, tensor)
+            else:
+                seq, exact = recorder.producers.find(tensor)
+                if not exact:
+                    seq = self._record_fresh(scope, slot, tensor, seq)
+                elif recorder.settings.rehash and seq is not None:
+                    seq = self._rehash(scope, slot, tensor, seq)
+                if exact and seq is not None:
+                    recorder.consumers.setdefault(seq, []).append(scope)
+            if seq is not None:
+                seqs.append(seq)
+        return seqs
+
+    def _record_batch(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
+        """Record an argument of a root, at each call; it may come from an earlier root's output."""
+        recorder = self.recorder
+        producer, exact = recorder.producers.find(tensor)
+        reads = recorder.root_outputs if producer is None else [producer]
+        seq = recorder.emit_tensor(
+            scope.phase, "input", slot, tensor, **_place(scope), **self._reads(reads)
+        )
+        if exact and producer is not None:
+            recorder.consumers.setdefault(producer, []).append(scope)
+        return seq
+
+    def _record_fresh(
+        self, scope: Scope, slot: str, tensor: torch.Tensor, base: int | None
+    ) -> int | None:
+        """Record a tensor that the caller's own code made: the caller is where it came from."""
+        caller = scope.parent
+        assert caller is not None
+        name = scope.path.removeprefix(caller.path).lstrip(".") or scope.module_class
+        reads = [*caller.reads, base] if base is not None else caller.reads
+        return self.recorder.emit_tensor(
+            scope.phase,
+            "input",
+            f"{name}.{slot}",
+            tensor,
+            **_place(caller),
+            **self._reads(reads),
+        )
+
+    def _rehash(self, scope: Scope, slot: str, tensor: torch.Tensor, seq: int) -> int | None:
+        """Record an argument anew if its bytes are no longer what its producer left."""
+        recorder = self.recorder
+        before = recorder.digest_of(seq)
+        if before is None or recorder.cache.digest(tensor, trust=False) == before:
+            return seq
+        return recorder.emit_tensor(
+            scope.phase, "rewrite", slot, tensor, trust=False, reads=[seq], **_place(scope)
+        )
+
+    def _record_output(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
+        recorder = self.recorder
+        producer, exact = recorder.producers.find(tensor)
+        if not recorder.layers or not scope.recorded:
+            return producer
+        # An output that a child (or the caller) already made is passed on, not computed here.
+        reads = [producer] if exact and producer is not None else scope.reads
+        seq = recorder.emit_tensor(
+            scope.phase,
+            "output",
+            slot,
+            tensor,
+            trust=not recorder.settings.rehash,
+            **_place(scope),
+            **self._reads(reads),
+        )
+        if seq is None:
+            return None
+        if exact and producer is not None:
+            recorder.passed_on[producer] = (seq, scope)
+        elif scope.phase == "forward":
+            self.gradients.follow(tensor, scope, slot, seq)
+        return seq
+
+    def _reads(self, seqs: list[int]) -> dict[str, Any]:
+        if len(seqs) <= _MAX_READS:
+            return {"reads": sorted(set(seqs))}
+        return {"reads": (), "span": self.recorder.next_seq() - min(seqs)}
+
+    def _note_draw(self, scope: Scope | None) -> None:
+        """Record the generators' state before the draw of a call that has drawn since last time."""
+        recorder = self.recorder
+        before, now = recorder.generator_state, torch_state()
+        if now == before:
+            return
+        recorder.generator_state = now
+        if scope is None or not scope.recorded:
+            return
+        reads = [recorder.generator_seq] if recorder.generator_seq >= 0 else []
+        recorder.generator_seq = recorder.emit(
+            scope.phase, "generator", "torch", before, reads=reads, **_place(scope)
+        )
+        scope.reads.append(recorder.generator_seq)
+
+    def _note_opaque(self, opaque: list[str]) -> None:
+        for name in opaque:
+            self.recorder.blind_spots[f"argument or output of type {name}"] += 1
+
+
+def _place(scope: Scope) -> dict[str, Any]:
+    return {
+        "module": scope.path,
+        "module_class": scope.module_class,
+        "call": scope.call,
+        "microbatch": scope.microbatch,
+    }
+
+
+def _keyword_arguments() -> Mapping[str, Any]:
+    """Return the keyword arguments of the call that a hook runs for.
+
+    Torch gives them to global hooks only after the call, when in-place code may have changed
+    them. They are a variable of the frame that runs the hooks: this function's caller's
+    caller's caller.
+    """
+    kwargs = sys._getframe(3).f_locals.get("kwargs")
+    return kwargs if isinstance(kwargs, Mapping) else {}

@@ -1,0 +1,108 @@
+"""Paths of modules and parameters, as a reader of the script knows them.
+
+The first module called at the top level that has a trainable parameter is *the* root, path "".
+Every other one called at the top level (a loss, a transform, a teacher) is named `~Class`, the
+second of its class `~Class.2`. Wrappers add nothing to a path: a model inside DDP is called what
+it is called outside.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+class Names:
+    """Names modules the first time their root is met, and parameters with them."""
+
+    def __init__(self) -> None:
+        """Start with no root known."""
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._labels: Counter[str] = Counter()
+        self._has_main = False
+
+    def roots(self) -> list[nn.Module]:
+        """Return the roots that are alive, in the order in which they were met."""
+        return [root for ref in self._roots if (root := ref()) is not None]
+
+    def adopt(self, root: nn.Module, *, is_copy: bool = False) -> bool:
+        """Name a module that is called at the top level; return whether it is new.
+
+        Args:
+            root: the module.
+            is_copy: it is a copy of another root and never *the* root.
+        """
+        if root in self._paths or root in self._wrappers:
+            return False
+        self._name_tree(root, self._label(root, is_copy))
+        self._roots.append(weakref.ref(root))
+        return True
+
+    def path(self, module: nn.Module, parent: str) -> str:
+        """Return a module's path; one added since its root was named is looked for anew."""
+        path = self._paths.get(module)
+        if path is None:
+            for root in self.roots():
+                self._name_tree(root, self._paths.get(root, ""))
+            path = self._paths.get(module)
+        if path is None:  # Made on the fly: no root's tree holds it.
+            path = self._paths[module] = join(parent, f"~{type(module).__name__}")
+        return path
+
+    def is_wrapper(self, module: nn.Module) -> bool:
+        """Return whether a module only wraps another (DDP, compile, checkpoint, FSDP)."""
+        return module in self._wrappers
+
+    def modules(self, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Yield (path, module) of a root's tree once each, wrappers left out."""
+        for module in root.modules():
+            if module not in self._wrappers:
+                yield self.path(module, ""), module
+
+    def _label(self, root: nn.Module, is_copy: bool) -> str:
+        trainable = any(p.requires_grad for p in root.parameters())
+        if trainable and not is_copy and not self._has_main:
+            self._has_main = True
+            return ""
+        label = f"~{type(root).__name__}"
+        self._labels[label] += 1
+        count = self._labels[label]
+        return label if count == 1 else f"{label}.{count}"
+
+    def _name_tree(self, root: nn.Module, path: str) -> None:
+        todo: list[tuple[nn.Module, str]] = [(root, path)]
+        seen = set()
+        while todo:
+            module, path = todo.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            wrapped = _wrapped(module)
+            if wrapped is not None:
+                self._wrappers.add(module)
+            else:
+                self._paths.setdefault(module, path)
+            children = [(c, n) for n, c in module._modules.items() if c is not None]
+            # Reversed, since the last one pushed is named first: a shared module gets the first
+            # of its names, as in `named_modules`.
+            for child, name in reversed(children):
+                todo.append((child, path if child is wrapped else join(path, name)))
+
+
+def join(parent: str, name: str) -> str:
+    """Return the path of a child."""
+    return f"{parent}.{name}" if parent else name
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return module.module  # type: ignore[no-any-return]
+    for name in _WRAPPED:
+        if (child := module._modules.get(name)) is not None:
+            return child
+    return None

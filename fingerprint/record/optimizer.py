@@ -1,0 +1,73 @@
+"""Gradients as the optimizer sees them, and what it made of them."""
+
+from typing import Any
+
+import torch
+
+from fpdiff.fingerprint.record.quiet import observing
+from fpdiff.fingerprint.record.recorder import Recorder
+
+
+class OptimizerHooks:
+    """The bodies of the global optimizer hooks."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Belong to a recorder."""
+        self.recorder = recorder
+        self._gradients: dict[int, int] = {}
+
+    @observing
+    def before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Record the gradients that the step is going to use."""
+        recorder = self.recorder
+        self._gradients = {}
+        if not recorder.has_begun():
+            return
+        recorder.state.discovery.add_optimizer(optimizer)
+        if recorder.continues() and not _has_closure(args, kwargs):
+            self._record_gradients(optimizer)
+
+    @observing
+    def after(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Record the updated parameters and end the step."""
+        recorder = self.recorder
+        if not recorder.has_begun():
+            return
+        if recorder.continues():
+            if _has_closure(args, kwargs):
+                # The closure computed the gradients inside the step; they are still there.
+                self._record_gradients(optimizer)
+            recorder.state.record_updated(optimizer, self._gradients)
+        recorder.optimizer_stepped()
+
+    def _record_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self.recorder
+        # A reduction or a clip since the last accumulation may have gone past the version
+        # counters (C++ reducers write into buckets): digest anew.
+        first = recorder.backward_first_seq if recorder.layers else recorder.step_first_seq
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                module, name = recorder.state.where(optimizer, parameter)
+                local = recorder.gradient_seqs.get(id(parameter))
+                seq = recorder.emit_tensor(
+                    "optimizer",
+                    "reduced_gradient",
+                    f"grad.{name}",
+                    parameter.grad,
+                    trust=not recorder.is_distributed(),
+                    module=module,
+                    reads=[] if local is None else [local],
+                    span=recorder.next_seq() - first,
+                )
+                if seq is not None:
+                    self._gradients[id(parameter)] = seq
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return len(args) > 1 and args[1] is not None or kwargs.get("closure") is not None

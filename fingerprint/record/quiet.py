@@ -1,0 +1,40 @@
+"""How a hook looks at tensors without anybody noticing, and what happens when it fails."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+import torch
+
+if TYPE_CHECKING:
+    from fpdiff.fingerprint.record.recorder import Recorder
+
+P = ParamSpec("P")
+
+
+def observing(
+    body: Callable[Concatenate[Any, P], None],
+) -> Callable[Concatenate[Any, P], None]:
+    """Make a method of an object with a `recorder` attribute fit to be a hook.
+
+    The hook always returns None, since torch takes any other value as a replacement. It does
+    nothing while torch compiles or traces (the tests come first and are constants to Dynamo, so
+    nothing of the hook is left in compiled code), nor while nothing records. Inside, torch
+    function modes and subclasses are switched off, so no user code sees the hook's own look-ups.
+    An error of ours stops the recording, never the program.
+    """
+
+    @functools.wraps(body)
+    def hook(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return
+        recorder: Recorder = self.recorder
+        if not recorder.awake:
+            return
+        with torch._C.DisableTorchFunction():
+            try:
+                body(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
+                recorder.fail(error)
+
+    return hook  # type: ignore[return-value]  # A method: it takes self.

@@ -1,0 +1,353 @@
+"""Steps, sites and events: every hook's way to the store.
+
+A recorder is *awake* until it decides that this process is not to be recorded, or something
+fails. Nothing is created on disk before the first module runs.
+"""
+
+import os
+import threading
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fpdiff.fingerprint.digest.cache import DigestCache
+from fpdiff.fingerprint.digest.host import Undigestible, scalar
+from fpdiff.fingerprint.digest.stats import statistics
+from fpdiff.fingerprint.record import environment, process
+from fpdiff.fingerprint.record.dataflow import Producers
+from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.names import Names
+from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
+from fpdiff.fingerprint.record.settings import Settings
+from fpdiff.fingerprint.record.sitetable import SiteTable
+from fpdiff.fingerprint.record.state import StateRecorder
+from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.store.columns import EventColumns
+from fpdiff.store.errors import StoreError
+from fpdiff.store.writer import RankWriter
+
+FLUSH_EVENTS = 1 << 16
+"""An open step is written to the journal each time it has so many new events."""
+
+
+class Recorder:
+    """Records this process, as one rank of a run."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Get ready; see `arming.arm` for the hooks."""
+        self.settings = settings
+        self.layers = settings.level == "layer"
+        self.awake = True
+        self.names = Names()
+        self.scopes = ScopeStack()
+        self.producers = Producers()
+        self.cache = DigestCache()
+        self.state = StateRecorder(self)
+        self.blind_spots: Counter[str] = Counter()
+        self.step = settings.first_step
+        self.step_first_seq = 0
+        self.backward_first_seq = 0
+        self.microbatch = 0
+        self.calls: Counter[tuple[str, str, int]] = Counter()  # by (phase, module, microbatch)
+        self.boundary_due = False
+        self.generator_state = b""
+        self.generator_seq = -1  # of the last event that said what a module drew from
+        self.rank = 0
+        # Seqs of the open step's events, for the edges of later ones:
+        self.root_outputs: list[int] = []
+        self.consumers: dict[int, list[Scope]] = {}  # of an output, the calls it was given to
+        self.passed_on: dict[int, tuple[int, Scope]] = {}  # of an output, who returned it as is
+        self.calls_read: dict[tuple[str, int], list[int]] = {}  # by (module, microbatch)
+        self.gradient_seqs: dict[int, int] = {}  # by id of the parameter
+        self._explicit_steps = False
+        self._has_stepped = False
+        self._environment: dict[str, Any] = {}
+        self._open = False
+        self._in_window = False
+        self._thread = 0
+        self._writer: RankWriter | None = None
+        self._chain = bytes(16)
+        self._stopped = ""
+
+    # Lifecycle
+
+    def touch(self) -> bool:
+        """Open the step that an event belongs to; return whether it is to be recorded.
+
+        Every hook begins with this.
+        """
+        if threading.get_ident() != self._thread and not self._is_followed_thread():
+            return False
+        if self.boundary_due:
+            self._open_step(self.step + 1)
+        elif not self._open:
+            self._open_step(self.step)
+        return self._in_window and self.awake
+
+    def continues(self) -> bool:
+        """Return whether an event that ends a step (optimizer, metric) is to be recorded."""
+        return self._open and self._in_window and self.awake
+
+    def has_begun(self) -> bool:
+        """Return whether a module has run, and this process is a rank of the run."""
+        return self._writer is not None
+
+    def is_distributed(self) -> bool:
+        """Return whether a process group exists, so that gradients may be reduced."""
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def begin(self) -> bool:
+        """Begin to record this process if it has not begun; called when a module runs.
+
+        Returns:
+            Whether it records; False for DataLoader workers and ranks outside the window.
+        """
+        if self._writer is not None:
+            return True
+        if process.is_data_worker():
+            self.awake = False
+            return False
+        self.rank = process.rank()
+        if not self.settings.wants_rank(self.rank):
+            self.awake = False
+            return False
+        root = Path(self.settings.out)
+        try:
+            self._writer = RankWriter(root, self.rank)
+        except StoreError as taken:
+            self.awake = False
+            warnings.warn(
+                f"fpdiff: this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1
+            )
+            return False
+        self._sites = SiteTable(self._writer.add_site)
+        self._thread = threading.get_ident()
+        self._environment = environment.describe()
+        self._write_info()
+        process.at_end(self.close)
+        return True
+
+    def _is_followed_thread(self) -> bool:
+        # The autograd engine runs hooks in threads of its own while the program waits for it.
+        if self._writer is None:
+            return False
+        if torch._C._current_graph_task_id() != -1:
+            return True
+        self.blind_spots["thread not followed"] += 1
+        return False
+
+    def _open_step(self, number: int) -> None:
+        self._close_step()
+        assert self._writer is not None
+        self.step = number
+        self.boundary_due = False
+        self._open = True
+        self._in_window = self.settings.wants_step(number)
+        self._writer.end_segment_if_full()
+        self.step_first_seq = self._writer.num_events
+        self._columns = EventColumns(number, self.step_first_seq)
+        self._row = StepRow(number, self.step_first_seq, self._chain)
+        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self.calls.clear()
+        self.backward_first_seq = self.step_first_seq
+        self.microbatch = 0
+        self.root_outputs.clear()
+        self.consumers.clear()
+        self.calls_read.clear()
+        self.gradient_seqs.clear()
+        self.passed_on.clear()
+        self.generator_seq = -1
+        self.producers.clear()
+        self.cache.sweep()
+        if self._in_window:
+            self.state.record_tensors()
+            self.generator_state = torch_state()
+
+    def _close_step(self) -> None:
+        if self._open:
+            if self._in_window:
+                self._flush(close=True)
+                self._chain = self._row.row()["chain"]
+            self._open = False
+
+    def _flush(self, *, close: bool) -> None:
+        assert self._writer is not None
+        self._row.add(self._columns, self._sites)
+        self._writer.flush(self._columns, self._row.row() if close else None)
+        self._columns = EventColumns(self.step, self._columns.first_seq + len(self._columns))
+
+    def close(self) -> None:
+        """Put everything on disk and say that this rank has finished; safe to call twice."""
+        if self._writer is None or not self.awake:
+            return
+        with torch._C.DisableTorchFunction():
+            try:
+                self._close_step()
+                self._writer.close()
+                self._write_info(finished=True)
+            except Exception as error:  # noqa: BLE001  # The program has ended well.
+                self.fail(error)
+        self.awake = False
+
+    def fail(self, error: Exception) -> None:
+        """Stop recording after an error, with one warning; the program goes on."""
+        self.awake = False
+        self._stopped = f"recording stopped in step {self.step}: {type(error).__name__}: {error}"
+        if not isinstance(error, OSError):
+            self._stopped += f" ({_where(error)})"
+        self.blind_spots["recording stopped"] += 1
+        if self._writer is not None:
+            self._writer.abandon()
+            try:
+                self._write_info()
+            except OSError as second:
+                self._stopped += f"; the rank's file could not be updated: {second}"
+        warnings.warn(f"fpdiff: {self._stopped}; the program goes on unrecorded", stacklevel=1)
+
+    def _write_info(self, *, finished: bool = False) -> None:
+        assert self._writer is not None
+        info: dict[str, Any] = {
+            "rank": self.rank,
+            "environment": self._environment,
+            "settings": self.settings.to_dict(),
+            "blind_spots": dict(self.blind_spots),
+            "finished": finished,
+        }
+        if self._stopped:
+            info["stopped"] = self._stopped
+        self._writer.write_info(info)
+
+    # Steps
+
+    def begin_explicit_step(self, number: int) -> bool:
+        """End the open step so that the next event opens step `number`.
+
+        Returns:
+            False if the number does not grow.
+        """
+        self._explicit_steps = True
+        if self._writer is not None:
+            if number < self.step or (number == self.step and self.boundary_due):
+                return False
+            if number == self.step and self._open:
+                return True
+            self._close_step()
+        self.step = number
+        self.boundary_due = False
+        return True
+
+    def optimizer_stepped(self) -> None:
+        """Put the step on disk, which ends unless it is another optimizer's turn."""
+        if self._open and self._in_window:
+            self._flush(close=True)
+        if not self._has_stepped:
+            # By now the program has set its threads and process groups up, and not yet torn down.
+            self._has_stepped = True
+            self._environment = environment.describe()
+            self._write_info()
+        self.boundary_due = not self._explicit_steps
+
+    # Events
+
+    def next_seq(self) -> int:
+        """Return the seq that the next event will get."""
+        return self._columns.first_seq + len(self._columns)
+
+    def num_step_events(self) -> int:
+        """Return how many events the open step has: a span that reads them all."""
+        return self.next_seq() - self.step_first_seq
+
+    def digest_of(self, seq: int) -> bytes | None:
+        """Return the digest of a recent event, None once it has been flushed."""
+        index = seq - self._columns.first_seq
+        return bytes(self._columns.digests[16 * index : 16 * index + 16]) if index >= 0 else None
+
+    def emit(
+        self,
+        phase: str,
+        kind: str,
+        slot: str,
+        digest: bytes,
+        *,
+        module: str = "",
+        module_class: str = "",
+        call: int = 0,
+        microbatch: int | None = None,
+        dtype: torch.dtype | str = "",
+        shape: torch.Size | tuple[()] = (),
+        reads: list[int] | tuple[()] = (),
+        span: int = 0,
+        value: float | None = None,
+    ) -> int:
+        """Append one event to the open step and return its seq.
+
+        Args:
+            phase: one of schema.PHASES.
+            kind: one of schema.KINDS.
+            slot: which tensor at this point.
+            digest: 16 bytes.
+            module: path of the module; `module_class` and `call` say more of it.
+            microbatch: the current one by default.
+            dtype: of the tensor; `shape` too.
+            reads: seqs of the events that it read.
+            span: it also read so many events just before it.
+            value: the number itself, for scalars.
+        """
+        if microbatch is None:
+            microbatch = self.microbatch
+        place = (phase, kind, module, module_class, call, slot)
+        again = (microbatch, place)
+        occurrence = self._occurrences[again]
+        self._occurrences[again] = occurrence + 1
+        site = self._sites.number((*place, occurrence, dtype, shape))
+        columns = self._columns
+        if value is not None:
+            columns.values[len(columns)] = value
+        seq = columns.append(microbatch, site, digest, reads, span)
+        if len(columns) >= FLUSH_EVENTS:
+            self._flush(close=False)
+        return seq
+
+    def emit_tensor(
+        self,
+        phase: str,
+        kind: str,
+        slot: str,
+        tensor: torch.Tensor,
+        *,
+        trust: bool = True,
+        value: bool = False,
+        **place: Any,
+    ) -> int | None:
+        """Append the event of a tensor, see `emit`.
+
+        Args:
+            phase: as for `emit`, and so are kind, slot and place.
+            tensor: any tensor.
+            trust: a digest taken at this version of the tensor may be used again.
+            value: record a one-element tensor's number beside its digest.
+
+        Returns:
+            The event's seq, or None (and a blind spot) if the tensor's bytes cannot be read.
+        """
+        try:
+            digest = self.cache.digest(tensor, trust=trust)
+        except Undigestible as reason:
+            self.blind_spots[str(reason)] += 1
+            return None
+        number = scalar(tensor) if value else None
+        dtype, shape = tensor.dtype, tensor.shape
+        seq = self.emit(phase, kind, slot, digest, dtype=dtype, shape=shape, value=number, **place)
+        if self.settings.stats and (row := statistics(tensor)) is not None:
+            self._columns.stats[len(self._columns) - 1] = row
+        self.producers.put(tensor, seq)
+        return seq
+
+
+def _where(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

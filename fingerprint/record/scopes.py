@@ -1,0 +1,65 @@
+"""The stack of running module calls, per thread.
+
+A Scope outlives its call (gradients refer to it), so it holds no module and no tensor.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass(slots=True)
+class Scope:
+    """One call of a module.
+
+    `reads` are the seqs of the events that anything computed in this call so far may have read:
+    its arguments, its own parameters and buffers, what it drew, its finished children's outputs.
+    """
+
+    path: str
+    module_class: str
+    call: int
+    phase: str
+    microbatch: int
+    parent: "Scope | None"
+    recorded: bool  # in the window of modules
+    only_passes: bool  # has no code of its own: an nn.Sequential
+    reads: list[int] = field(default_factory=list)
+
+
+class ScopeStack(threading.local):
+    """Each thread's running calls, outermost first."""
+
+    def __init__(self) -> None:
+        """Start with nothing running in this thread."""
+        self._running: list[tuple[nn.Module, Scope]] = []
+
+    def __len__(self) -> int:
+        """Return how many calls are running in this thread."""
+        return len(self._running)
+
+    def top(self) -> Scope | None:
+        """Return the innermost running call."""
+        return self._running[-1][1] if self._running else None
+
+    def enter(self, module: nn.Module, scope: Scope) -> None:
+        """Begin a call."""
+        self._running.append((module, scope))
+
+    def leave(self, module: nn.Module) -> Scope | None:
+        """End the call of a module and every call inside it that an exception cut short.
+
+        Returns None for a module whose call was not entered.
+        """
+        running = self._running
+        for index in range(len(running) - 1, -1, -1):
+            if running[index][0] is module:
+                scope = running[index][1]
+                del running[index:]
+                return scope
+        return None
+
+    def is_running(self, module: nn.Module) -> bool:
+        """Return whether a call of the module is running in this thread."""
+        return any(running is module for running, _ in self._running)

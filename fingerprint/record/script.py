@@ -1,0 +1,52 @@
+"""What a script may call: step, log and mark."""
+
+import warnings
+
+import torch
+
+from fpdiff.fingerprint.digest.host import digest_bytes, scalar
+from fpdiff.fingerprint.record.quiet import observing
+from fpdiff.fingerprint.record.recorder import Recorder
+
+
+class ScriptCalls:
+    """The bodies of `fpdiff.step`, `fpdiff.log` and `fpdiff.mark`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Belong to a recorder."""
+        self.recorder = recorder
+
+    @observing
+    def step(self, number: int) -> None:
+        """Begin step `number`."""
+        recorder = self.recorder
+        if not recorder.begin_explicit_step(int(number)):
+            warnings.warn(
+                f"fpdiff: step({number}) after step {recorder.step} is ignored: numbers must grow",
+                stacklevel=4,
+            )
+
+    @observing
+    def log(self, name: str, value: float | torch.Tensor) -> None:
+        """Record a metric of the open step; it does not open the next."""
+        recorder = self.recorder
+        if not recorder.has_begun() or not recorder.continues():
+            return
+        number = scalar(value) if isinstance(value, torch.Tensor) else float(value)
+        if number is None:
+            warnings.warn(
+                f"fpdiff: log({name!r}) is ignored: not a single real number", stacklevel=4
+            )
+            return
+        recorder.emit("other", "metric", name, digest_bytes(number.hex().encode()), value=number)
+
+    @observing
+    def mark(self, name: str, tensor: torch.Tensor) -> None:
+        """Record the digest of a tensor."""
+        recorder = self.recorder
+        if not recorder.has_begun() or not recorder.continues():
+            return
+        seq, exact = recorder.producers.find(tensor)
+        reads = [seq] if seq is not None else []
+        span = 0 if exact else recorder.num_step_events()
+        recorder.emit_tensor("other", "mark", name, tensor, reads=reads, span=span)

@@ -1,0 +1,78 @@
+"""Sites: each point of the program is described once and numbered."""
+
+import json
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fpdiff.fingerprint.digest.host import digest_bytes
+from fpdiff.store.schema import GROUPS, PHASES
+
+SiteKey = tuple[str, str, str, str, int, str, int, "torch.dtype | str", "torch.Size | tuple[()]"]
+"""(phase, kind, module, module_class, call, slot, occurrence, dtype, shape)."""
+
+_GROUP_OF_KIND = {"parameter": "parameters", "loss": "loss"}
+
+
+class SiteTable:
+    """Numbers sites in the order of their first event."""
+
+    def __init__(self, add_row: Callable[[dict[str, Any]], None]) -> None:
+        """Start empty; `add_row` is given each new row of SITES."""
+        self._numbers: dict[SiteKey, int] = {}
+        self._add_row = add_row
+        self._descriptions = bytearray()
+        self._masks = array("i")
+
+    def number(self, key: SiteKey) -> int:
+        """Return the number of a site, adding it if it is new."""
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+            self._add(number, key)
+        return number
+
+    def _add(self, number: int, key: SiteKey) -> None:
+        phase, kind, module, module_class, call, slot, occurrence, dtype, shape = key
+        row = {
+            "site": number,
+            "phase": phase,
+            "kind": kind,
+            "module": module,
+            "module_class": module_class,
+            "call": call,
+            "op": None,
+            "occurrence": occurrence,
+            "slot": slot,
+            "dtype": str(dtype).removeprefix("torch."),
+            "shape": list(shape),
+        }
+        self._add_row(row)
+        described = {k: v for k, v in row.items() if k not in ("site", "module_class")}
+        self._descriptions += digest_bytes(json.dumps(described, sort_keys=True).encode())
+        self._masks.append(_group_mask(phase, kind, module, slot))
+
+    def descriptions(self) -> npt.NDArray[np.uint8]:
+        """Return a 16-byte digest of each site's description, (sites, 16)."""
+        return np.frombuffer(bytes(self._descriptions), np.uint8).reshape(-1, 16)
+
+    def masks(self) -> npt.NDArray[np.int32]:
+        """Return each site's groups of a step row as bits over schema.GROUPS, (sites,)."""
+        return np.array(self._masks, np.int32)
+
+
+def _group_mask(phase: str, kind: str, module: str, slot: str) -> int:
+    if kind == "generator" and phase == "init":
+        return 1 << GROUPS.index("generator")
+    if kind == "metric":
+        return 1 << GROUPS.index("metrics")
+    mask = 1 << PHASES.index(phase)
+    if group := _GROUP_OF_KIND.get(kind):
+        mask |= 1 << GROUPS.index(group)
+    elif kind == "input" and slot.startswith("arg."):
+        mask |= 1 << GROUPS.index("batch")
+    return mask

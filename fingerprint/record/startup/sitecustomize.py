@@ -1,0 +1,63 @@
+"""Run by Python at its start in every process below `fpdiff record`.
+
+Arms the recorder when torch has been imported, and costs nothing in a process that never does.
+Another `sitecustomize` further down the path is run as it would be without this one.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _ArmAfterTorch:
+    """Finds `torch` as the other finders would and arms when its import has ended."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader)
+        return spec
+
+
+def _run_after(loader: Any) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        execute(module)
+        _arm()
+
+    loader.exec_module = exec_module
+
+
+def _arm() -> None:
+    try:
+        from fpdiff.fingerprint.record.arming import arm
+        from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
+
+        arm(Settings.from_json(os.environ[ENVIRONMENT_VARIABLE]))
+    except Exception as error:  # noqa: BLE001  # The program must start all the same.
+        print(
+            f"fpdiff: nothing is recorded in process {os.getpid()}: {error!r}; install fpdiff into"
+            f" {sys.executable}'s environment",
+            file=sys.stderr,
+        )
+
+
+def _run_next_sitecustomize() -> None:
+    rest = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if "FPDIFF_RECORD" in os.environ:
+    sys.meta_path.insert(0, _ArmAfterTorch())
+_run_next_sitecustomize()

@@ -1,0 +1,130 @@
+"""Find where two PyTorch runs that should be identical part ways.
+
+In a script, all of it optional:
+
+    with fpdiff.record("runs/a"):   # instead of `fpdiff record --out runs/a -- ...`
+        train()
+    fpdiff.step(n)                  # step n begins here
+    fpdiff.log("grad_norm", norm)   # a metric to compare
+    fpdiff.mark("logits", tensor)   # a tensor to compare
+
+Afterwards, here or from the command line:
+
+    verdict = fpdiff.compare("runs/a", "runs/b")
+    run = fpdiff.open_run("runs/a")
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fpdiff.fingerprint.record.current import log, mark, step
+from fpdiff.store.errors import CompareError, FpdiffError, QueryError, RecordError, StoreError
+
+if TYPE_CHECKING:
+    from fpdiff.fingerprint.bisect.verdict import Verdict
+    from fpdiff.store.run import Run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompareError",
+    "FpdiffError",
+    "QueryError",
+    "RecordError",
+    "StoreError",
+    "__version__",
+    "compare",
+    "log",
+    "mark",
+    "open_run",
+    "record",
+    "step",
+]
+
+
+@contextmanager
+def record(
+    path: str | PathLike[str],
+    *,
+    level: str = "layer",
+    steps: str = "",
+    modules: str = "",
+    ranks: str = "",
+    stats: bool = False,
+    rehash: bool = False,
+    first_step: int = 0,
+    force: bool = False,
+) -> Iterator[None]:
+    """Record what this process computes inside the `with` block, as one rank of a run.
+
+    Every rank of a job enters it with the same path. The options are those of `fpdiff record`.
+
+    Args:
+        path: folder of the run; it must not be one yet.
+        level: rung, "step" or "layer".
+        steps: window such as "10:20,400"; all steps if empty.
+        modules: regular expression searched for in module paths; all modules if empty.
+        ranks: window such as "0,3-5"; all ranks if empty.
+        stats: record l2, absmax and nonfinite count too.
+        rehash: notice arguments that were changed behind the dispatcher's back.
+        first_step: number of the first step.
+        force: replace an existing run.
+
+    Raises:
+        RecordError: an option is wrong, or the folder exists or cannot be written. In a process
+            that `fpdiff record` is recording already, only a warning says so.
+    """
+    from fpdiff.fingerprint.record.inline import recording
+    from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
+
+    settings = Settings(
+        out=str(Path(fspath(path)).absolute()),
+        level=level,
+        steps=parse_steps(steps),
+        modules=modules,
+        ranks=parse_ranks(ranks),
+        stats=stats,
+        rehash=rehash,
+        first_step=first_step,
+    )
+    with recording(settings, force=force):
+        yield
+
+
+def open_run(path: str | PathLike[str]) -> "Run":
+    """Open a run for reading.
+
+    Raises:
+        StoreError: there is no run, or it cannot be read.
+    """
+    from fpdiff.store.run import Run
+
+    return Run.open(path)
+
+
+def compare(
+    a: str | PathLike[str],
+    b: str | PathLike[str],
+    *,
+    steps: str = "",
+    ranks: Sequence[int] = (),
+) -> "Verdict":
+    """Compare two runs.
+
+    Args:
+        a: folder of the run that is taken as the reference.
+        b: folder of the other.
+        steps: compare only these, such as "10:20,400".
+        ranks: compare only these.
+
+    Raises:
+        StoreError: a run cannot be read.
+        CompareError: the two have nothing in common that could be compared.
+    """
+    from fpdiff.fingerprint.bisect.compare import compare_runs
+    from fpdiff.fingerprint.record.settings import parse_steps
+
+    return compare_runs(open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks))

@@ -1,0 +1,5 @@
+"""`python -m fpdiff`."""
+
+from fpdiff.cli.main import main
+
+main()

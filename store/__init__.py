@@ -1,0 +1,15 @@
+"""What lies on disk. Knows nothing of torch or terminals.
+
+schema   the tables and the format's version
+writer   the recording side: events to journal to segments
+files    how files are made visible whole
+run      the reading side: `Run.open`
+parquet  a segment's Parquet files, read with checksums
+journal  the segment that is not Parquet yet
+events   what must hold between events, sites and steps
+checks   what must hold for any file, and how errors name it
+summary  a run in one object
+views    DuckDB views over one or several runs
+verify   what is checked before DuckDB reads
+errors   the exception tree
+"""

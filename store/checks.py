@@ -1,0 +1,110 @@
+"""Checks of what was read from disk: nothing there is trusted, every failure is one sentence."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fpdiff.store.errors import StoreError
+from fpdiff.store.schema import VERSION, VERSION_KEY
+
+JSON_LIMIT_BYTES = 16 << 20
+"""No JSON file of a run is larger, padding included."""
+
+# What pyarrow raises on bytes that are not what they should be. ArrowInvalid is a ValueError.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn any failure to read `path` into a StoreError that names it.
+
+    Raises:
+        StoreError: the block failed.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path} is missing: copy the whole run folder, or try again if it is being recorded"
+        ) from error
+    except PermissionError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except _DAMAGE as error:
+        raise damaged(path, _first_line(error)) from error
+
+
+def damaged(path: Path, reason: str) -> StoreError:
+    """Return the error for a file whose content cannot be right."""
+    return StoreError(f"{path} is damaged: {reason}; restore it from a copy or record again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        StoreError: unreadable, too large, not JSON, or not an object.
+    """
+    with naming(path):
+        with path.open("rb") as file:
+            text = file.read(JSON_LIMIT_BYTES + 1)
+        if len(text) > JSON_LIMIT_BYTES:
+            raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
+        try:
+            content = json.loads(text)
+        except RecursionError as error:
+            raise damaged(path, "its JSON is nested too deeply") from error
+        if not isinstance(content, dict):
+            raise damaged(path, "it does not hold a JSON object")
+        return content
+
+
+def check_version(version: object, path: Path) -> None:
+    """Refuse a file of a newer format.
+
+    Raises:
+        StoreError: the version is newer than ours, or no version.
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise damaged(path, "it does not say which version of the format it has")
+    if version > VERSION:
+        raise StoreError(
+            f"{path} was written by a newer fpdiff (format {version}; this one reads up to "
+            f"{VERSION}): upgrade fpdiff"
+        )
+
+
+def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) -> None:
+    """Refuse a file that does not hold the columns of the table `name`.
+
+    Raises:
+        StoreError: a newer format or other columns.
+    """
+    foreign = StoreError(f"{path} is not an fpdiff {name} file: its columns are others")
+    version = (actual.metadata or {}).get(VERSION_KEY.encode())
+    if version is None:
+        raise foreign
+    check_version(int(version) if version.isdigit() else None, path)
+    if not actual.equals(expected):
+        raise foreign
+
+
+def check_nulls(table: pa.Table, path: Path) -> None:
+    """Refuse nulls in columns that have none, which neither JSON nor Arrow would notice.
+
+    Raises:
+        StoreError: there is one.
+    """
+    for column in table.schema:
+        if not column.nullable and table[column.name].null_count:
+            raise damaged(path, f"column {column.name} has an empty value")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".;")

@@ -1,0 +1,97 @@
+"""Growing columns of events, and the Arrow record batch that they become.
+
+One object holds the events since the last flush; appending costs a few list-like appends and
+keeps no Python object per event alive.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from fpdiff.store.schema import DIGEST_BYTES, EVENTS
+
+_FLOAT64 = pa.float64()
+
+
+class EventColumns:
+    """The columns of the events since `first_seq`, all of one step."""
+
+    def __init__(self, step: int, first_seq: int) -> None:
+        """Start empty; the first event appended gets the number `first_seq`."""
+        self.step = step
+        self.first_seq = first_seq
+        self.microbatches = array("i")
+        self.sites = array("i")
+        self.digests = bytearray()
+        self.inputs = array("i")
+        self.input_ends = array("i", [0])
+        self.spans = array("i")
+        self.values: dict[int, float] = {}
+        self.stats: dict[int, tuple[float, float, int]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of events held."""
+        return len(self.sites)
+
+    def append(
+        self, microbatch: int, site: int, digest: bytes, inputs: Sequence[int], span: int
+    ) -> int:
+        """Add one event and return its seq.
+
+        Args:
+            microbatch: number of the microbatch within the step.
+            site: number of a site already given to the writer.
+            digest: 16 bytes.
+            inputs: seqs of the events that this one reads.
+            span: it also reads that many events just before it.
+        """
+        seq = self.first_seq + len(self.sites)
+        self.microbatches.append(microbatch)
+        self.sites.append(site)
+        self.digests += digest
+        for producer in inputs:
+            self.inputs.append(seq - producer)
+        self.input_ends.append(len(self.inputs))
+        self.spans.append(span)
+        return seq
+
+    def digest_array(self) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+        """Return the digests as an (n, 16) array of bytes."""
+        return np.frombuffer(bytes(self.digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return the events as one record batch of EVENTS."""
+        count = len(self)
+        inputs = pa.ListArray.from_arrays(
+            pa.array(np.array(self.input_ends, np.int32)), pa.array(np.array(self.inputs, np.int32))
+        )
+        digests = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(DIGEST_BYTES), count, [None, pa.py_buffer(bytes(self.digests))]
+        )
+        stats = [_sparse({i: row[k] for i, row in self.stats.items()}, count) for k in (0, 1)]
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(np.full(count, self.step, np.int64)),
+                pa.array(np.array(self.microbatches, np.int32)),
+                pa.array(np.arange(self.first_seq, self.first_seq + count, dtype=np.int64)),
+                pa.array(np.array(self.sites, np.int32)),
+                pa.ExtensionArray.from_storage(pa.uuid(), digests),
+                inputs,
+                pa.array(np.array(self.spans, np.int32)),
+                _sparse(self.values, count),
+                *stats,
+                _sparse({i: row[2] for i, row in self.stats.items()}, count, pa.int64()),
+            ],
+            schema=EVENTS,
+        )
+
+
+def _sparse(values: dict[int, float], count: int, kind: pa.DataType = _FLOAT64) -> pa.Array:
+    if not values:
+        return pa.nulls(count, kind)
+    dense: list[float | None] = [None] * count
+    for index, value in values.items():
+        dense[index] = value
+    return pa.array(dense, kind)

@@ -1,0 +1,84 @@
+"""What must hold between the rows of a rank's tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fpdiff.store.checks import damaged
+
+
+class EventChecker:
+    """Checks the events of one rank, handed over in order and in parts."""
+
+    def __init__(self, folder: Path, sites: pa.Table, steps: pa.Table) -> None:
+        """Prepare for events that refer to `sites`; `folder` is named if some are missing."""
+        self._folder = folder
+        self._sites = sites["site"].combine_chunks()
+        self._steps = {
+            step: (first, count)
+            for step, first, count in zip(
+                *(steps[name].to_pylist() for name in ("step", "first_seq", "events")), strict=True
+            )
+        }
+        self._last_seq = -1
+        self._found: dict[int, int] = {}
+
+    def check(self, events: pa.Table, path: Path) -> pa.Table:
+        """Return `events`, read from `path`.
+
+        Raises:
+            StoreError: they cannot be what was recorded.
+        """
+        if not events.num_rows:
+            return events
+        seqs = events["seq"].to_numpy()
+        if seqs[0] <= self._last_seq or (np.diff(seqs) <= 0).any():
+            raise damaged(path, "its events are out of order")
+        self._last_seq = int(seqs[-1])
+        if not pc.all(pc.is_in(events["site"], self._sites)).as_py():
+            raise damaged(path, "an event refers to a site that is not recorded")
+        offsets = pc.list_flatten(events["inputs"])
+        if offsets.null_count or (len(offsets) and pc.min(offsets).as_py() < 1):
+            raise damaged(path, "an event reads an event that is not before it")
+        if pc.min(events["span"]).as_py() < 0:
+            raise damaged(path, "an event has a negative span")
+        self._count(events["step"].to_numpy(), seqs)
+        return events
+
+    def check_complete(self, step: int) -> None:
+        """Check that all events of a closed step have come by.
+
+        Row groups are found by statistics that no checksum covers, so a flipped bit there would
+        leave out events without a word.
+
+        Raises:
+            StoreError: some did not.
+        """
+        _, count = self._steps.get(step, (0, 0))
+        if self._found.get(step, 0) < count:
+            raise damaged(self._folder, f"step {step} should have {count} events and has fewer")
+
+    def _count(self, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", seqs: object) -> None:
+        for step, count in zip(*np.unique(steps, return_counts=True), strict=True):
+            self._found[int(step)] = self._found.get(int(step), 0) + int(count)
+
+
+def unique_sites(sites: pa.Table, folder: Path) -> pa.Table:
+    """Return `sites` if their numbers are unique.
+
+    Raises:
+        StoreError: they are not.
+    """
+    if len(pc.unique(sites["site"])) != sites.num_rows:
+        raise damaged(folder, "a site number appears twice")
+    return sites
+
+
+def unique_steps(steps: pa.Table) -> pa.Table:
+    """Return the last row of each step, by first_seq: a step may be closed provisionally."""
+    last = {step: index for index, step in enumerate(steps["step"].to_pylist())}
+    if len(last) < steps.num_rows:
+        steps = steps.take(pa.array(sorted(last.values()), pa.int64()))
+    return steps.sort_by("first_seq")
