@@ -51,8 +51,8 @@ class EventColumns:
         self.microbatches.append(microbatch)
         self.sites.append(site)
         self.digests += digest
-        for producer in inputs:
-            self.inputs.append(seq - producer)
+        if inputs:
+            self.inputs.extend([seq - producer for producer in inputs])
         self.input_ends.append(len(self.inputs))
         self.spans.append(span)
         return seq

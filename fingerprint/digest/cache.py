@@ -1,6 +1,6 @@
 """Each tensor version is digested once.
 
-A digest is found again by storage, version counter and geometry. The version counter alone does
+A digest is found again by storage, version counter and place in the storage. The version counter alone does
 not see every write (`p.data.mul_(..)`, numpy on the tensor's memory, a storage refilled under a
 live tensor), so a hit also needs a sample of the tensor's bytes to be what it was. A write that
 goes past the counter *and* past the sample is missed until the next counted write: pass
@@ -9,14 +9,7 @@ goes past the counter *and* past the sample is missed until the next counted wri
 
 import torch
 
-from fpdiff.fingerprint.digest.host import (
-    digest,
-    digest_bytes,
-    geometry,
-    host_view,
-    is_plain,
-    memory,
-)
+from fpdiff.fingerprint.digest.host import PlainView, digest, digest_plain, memory
 from fpdiff.fingerprint.digest.storages import StorageTable
 
 SMALL_BYTES = 64 << 10
@@ -24,7 +17,7 @@ SMALL_BYTES = 64 << 10
 
 SAMPLE_BYTES = 256
 
-_Known = dict[tuple[object, ...], tuple[int, bytes, bytes]]  # geometry -> version, sample, digest
+_Known = dict[tuple[object, ...], tuple[int, bytes, bytes]]  # where -> version, sample, digest
 
 
 class DigestCache:
@@ -34,31 +27,33 @@ class DigestCache:
         """Start with nothing known."""
         self._storages: StorageTable[_Known] = StorageTable()
 
-    def digest(self, tensor: torch.Tensor, *, trust: bool = True) -> bytes:
+    def digest(self, tensor: torch.Tensor, view: PlainView | None, *, trust: bool = True) -> bytes:
         """Return the 16-byte digest of a tensor.
 
         Args:
             tensor: any tensor, see `host.digest`.
+            view: what `host.look` returns for it.
             trust: a digest that was taken at this version may be returned again.
 
         Raises:
             Undigestible: see `host.digest`.
         """
-        if not is_plain(tensor) or tensor.nbytes <= SMALL_BYTES or tensor.is_inference():
+        if view is None:
             return digest(tensor)
-        if tensor.device.type != "cpu":
-            return digest(tensor)
-        storage = tensor.untyped_storage()
-        known = self._storages.get(storage)
+        if view.extent_bytes <= SMALL_BYTES or not view.is_on_host or not view.has_memory:
+            return digest_plain(tensor, view)
+        if tensor.is_inference():  # It has no version counter.
+            return digest_plain(tensor, view)
+        known = self._storages.get(view.storage)
         if known is None:
             known = {}
-            self._storages.put(storage, known)
-        where, version, sample = geometry(tensor), tensor._version, _sample(tensor)
-        before = known.get(where)
-        if trust and before is not None and before[:2] == (version, sample):
+            self._storages.put(view.storage, known)
+        version, sample = tensor._version, _sample(tensor, view)
+        before = known.get(view.where)
+        if trust and before is not None and before[0] == version and before[1] == sample:
             return before[2]
-        result = digest_bytes(host_view(tensor))
-        known[where] = (version, sample, result)
+        result = digest_plain(tensor, view)
+        known[view.where] = (version, sample, result)
         return result
 
     def sweep(self) -> None:
@@ -66,7 +61,7 @@ class DigestCache:
         self._storages.sweep()
 
 
-def _sample(tensor: torch.Tensor) -> bytes:
+def _sample(tensor: torch.Tensor, view: PlainView) -> bytes:
     """Return bytes spread over the tensor's memory, an odd distance apart to meet every lane."""
-    data = memoryview(memory(tensor)).cast("B")
-    return bytes(data[:: len(data) // SAMPLE_BYTES | 1])
+    data = memoryview(memory(tensor, view.extent_bytes)).cast("B")
+    return bytes(data[:: view.extent_bytes // SAMPLE_BYTES | 1])

@@ -10,6 +10,7 @@ its digest is that of the parts' digests in a fixed order. A distributed tensor 
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -37,77 +38,99 @@ def digest_bytes(data: bytes | bytearray | memoryview | Memory) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+@dataclass(slots=True)
+class PlainView:
+    """How a plain tensor lies in memory: strided, not quantized, no subclass.
+
+    Attributes:
+        storage: the tensor's storage.
+        where: what, beside storage and version, decides the logical bytes. Two contiguous views
+            of the same bytes share it whatever their shapes.
+        extent_bytes: from the first element to the end of the last.
+        is_row_major: the extent is the logical row-major bytes.
+        is_on_host: the memory can be read.
+        has_memory: the storage holds the extent; FSDP frees storages under live tensors.
+    """
+
+    storage: torch.UntypedStorage
+    where: tuple[object, ...]
+    extent_bytes: int
+    is_row_major: bool
+    is_on_host: bool
+    has_memory: bool
+
+
+def look(tensor: torch.Tensor) -> PlainView | None:
+    """Return how a plain tensor lies in memory; None for every other tensor.
+
+    This is on the path of every event: it reads each property once.
+    """
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # Inside a functorch transform.
+        return None
+    start = tensor.storage_offset() * tensor.itemsize
+    resolved = not tensor.is_conj() and not tensor.is_neg()
+    if tensor.is_contiguous():
+        extent_bytes = tensor.nbytes
+        if resolved:
+            where: tuple[object, ...] = (start, extent_bytes)
+        else:
+            where = (start, extent_bytes, tensor.is_conj(), tensor.is_neg())
+        is_row_major = resolved
+    else:
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        extent_bytes = (last + 1) * tensor.itemsize if tensor.numel() else 0
+        where = (start, shape, stride, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        is_row_major = False
+    has_memory = start + extent_bytes <= storage.nbytes()
+    return PlainView(storage, where, extent_bytes, is_row_major, tensor.is_cpu, has_memory)
+
+
 def digest(tensor: torch.Tensor) -> bytes:
     """Return the 16-byte digest of a tensor of any dtype, layout, device and shape.
 
-    The caller has switched torch functions and gradients off (`record.quiet`); nothing is drawn,
-    and only a tensor that is not contiguous on the host is copied.
+    The caller has switched torch functions off (`record.quiet`); nothing is drawn, and only a
+    tensor that is not contiguous on the host is copied.
 
     Raises:
         Undigestible: a fake or meta tensor, one inside a functorch transform, a result still in
             flight, or one whose storage has been freed.
     """
-    if is_plain(tensor):
-        return digest_bytes(host_view(tensor))
+    view = look(tensor)
+    if view is not None:
+        return digest_plain(tensor, view)
     parts = list(_parts(tensor))
     if len(parts) == 1:
         return digest(parts[0])
     return digest_bytes(b"".join(digest(part) for part in parts))
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's own storage holds its elements: strided, not quantized."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def host_view(tensor: torch.Tensor) -> Memory:
-    """Return the row-major bytes of a plain tensor; without a copy if they lie so on the host.
+def digest_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
+    """Return the 16-byte digest of a plain tensor.
 
     Raises:
         Undigestible: see `digest`.
     """
-    if tensor.device.type != "cpu":
-        tensor = _to_host(tensor)
-    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
-        num_bytes(tensor)
-        tensor = _row_major(tensor)
-    view = memory(tensor)
-    view._owner = tensor  # type: ignore[attr-defined]  # keeps a copy alive as long as its view
-    return view
+    if view.is_on_host and view.is_row_major and view.has_memory:
+        return xxhash.xxh3_128_digest(memory(tensor, view.extent_bytes))
+    if not view.has_memory and tensor.numel():
+        raise Undigestible("meta tensor" if tensor.is_meta else "freed storage")
+    copy = tensor if view.is_on_host else _to_host(tensor)
+    copy = _row_major(copy)
+    return xxhash.xxh3_128_digest(memory(copy, copy.nbytes))
 
 
-def memory(tensor: torch.Tensor) -> Memory:
-    """Return the host memory from a plain tensor's first element to its last.
-
-    Raises:
-        Undigestible: see `digest`.
-    """
-    return (ctypes.c_char * num_bytes(tensor)).from_address(tensor.data_ptr())
-
-
-def num_bytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes lie between a plain tensor's first element and the end of its last.
-
-    Raises:
-        Undigestible: the tensor's storage does not hold so many.
-    """
-    try:
-        size_bytes = tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError) as error:
-        raise Undigestible("functorch transform") from error
-    if tensor.is_contiguous():
-        used_bytes = tensor.nbytes
-    else:
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        used_bytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
-    # FSDP frees a storage under a live tensor by resizing it to nothing; reading would crash.
-    if used_bytes and tensor.storage_offset() * tensor.element_size() + used_bytes > size_bytes:
-        raise Undigestible("freed storage")
-    return used_bytes
+def memory(tensor: torch.Tensor, size_bytes: int) -> Memory:
+    """Return the host memory from a tensor's first element on; valid while the tensor lives."""
+    return (ctypes.c_char * size_bytes).from_address(tensor.data_ptr())
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         raise Undigestible("meta tensor")
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise Undigestible("graph capture")
@@ -127,6 +150,8 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized:
+        raise Undigestible("functorch transform")
     kind = type(tensor).__name__
     if kind == "FakeTensor":
         raise Undigestible("fake tensor")
@@ -155,21 +180,9 @@ def _quantizer(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor.q_per_channel_zero_points()
 
 
-def geometry(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what, beside storage and version, decides a plain tensor's logical bytes.
-
-    Two contiguous views of the same bytes share a geometry whatever their shapes.
-    """
-    start = tensor.storage_offset() * tensor.element_size()
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return (start, tensor.nbytes)
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return (start, shape, stride, tensor.dtype, tensor.is_conj(), tensor.is_neg())
-
-
 def scalar(tensor: torch.Tensor) -> float | None:
     """Return the number in a one-element real tensor, else None."""
-    if tensor.numel() != 1 or tensor.is_complex() or not is_plain(tensor):
+    if tensor.numel() != 1 or tensor.is_complex() or look(tensor) is None or tensor.is_meta:
         return None
     with torch._C._DisableTorchDispatch():
         return float(tensor.detach().item())

@@ -2,7 +2,7 @@
 
 import torch
 
-from fpdiff.fingerprint.digest.host import is_plain
+from fpdiff.fingerprint.digest.host import look
 
 
 def statistics(tensor: torch.Tensor) -> tuple[float, float, int] | None:
@@ -15,7 +15,7 @@ def statistics(tensor: torch.Tensor) -> tuple[float, float, int] | None:
         l2 and absmax as float64 over finite elements, and the number of elements that are NaN or
         infinite.
     """
-    if not is_plain(tensor) or tensor.numel() == 0 or tensor.device.type == "meta":
+    if look(tensor) is None or tensor.numel() == 0 or tensor.is_meta:
         return None
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         values = tensor.detach()

@@ -1,6 +1,7 @@
 """Puts the hooks in, and takes them out again."""
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,11 @@ def arm(settings: Settings) -> Callable[[], None]:
         torch_optimizer.register_optimizer_step_pre_hook(optimizers.before),
         torch_optimizer.register_optimizer_step_post_hook(optimizers.after),
     ]
+    # Our hooks do nothing for what torch.compile makes, so its warning that they fire says nothing
+    # to the user; with -W error it would end the program.
+    warnings.filterwarnings(
+        "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"
+    )
     autograd: Any = torch.autograd  # The name is private; nothing public says when a pass begins.
     engine = autograd._engine_run_backward
     autograd._engine_run_backward = gradients.watch(engine)

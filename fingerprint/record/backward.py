@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from fpdiff.fingerprint.digest.host import look
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.scopes import Scope
+from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
+from fpdiff.fingerprint.record.sitetable import Point
 
 Engine = Callable[..., Any]
 
@@ -57,24 +59,26 @@ class GradientHooks:
             return
         self.microbatch = recorder.microbatch
         self.follow_parameters()
+        recorder.backward_first_seq = recorder.next_seq()  # Every gradient reads the loss.
         if accumulates:
             for index, tensor in enumerate(tensors):
                 self._loss(index, tensor)
-        recorder.backward_first_seq = recorder.next_seq()
 
     def _loss(self, index: int, tensor: Any) -> None:
         recorder = self.recorder
         if not isinstance(tensor, torch.Tensor):  # A gradient edge names a node, not a tensor.
             recorder.blind_spots["backward() called on a gradient edge"] += 1
             return
-        producer, exact = recorder.producers.find(tensor)
+        view = look(tensor)
+        producer, exact = recorder.producers.find(tensor, view)
         if exact:
             reads: dict[str, Any] = {"reads": [producer]}
-        elif recorder.layers and recorder.root_outputs:
-            reads = {"reads": sorted(set(recorder.root_outputs))}
+        elif recorder.layers and 0 < len(recorder.root_outputs) <= MAX_READS:
+            reads = {"reads": sorted({*recorder.root_outputs, *recorder.state.scaler_seqs})}
         else:
             reads = {"span": recorder.num_step_events()}
-        recorder.emit_tensor("forward", "loss", f"loss.{index}", tensor, value=True, **reads)
+        point = Point("forward", "loss", "", "", 0, f"loss.{index}")
+        recorder.emit_tensor(point, tensor, view, value=True, **reads)
 
     # Module outputs
 
@@ -103,16 +107,15 @@ class GradientHooks:
         reads = [seq] if step == recorder.step else []
         if where is not None and step == recorder.step:
             reads += where.reads
+        if where is None:
+            point = Point("backward", "gradient", "", "", 0, slot)
+        else:
+            point = Point("backward", "gradient", where.path, where.module_class, where.call, slot)
         recorder.emit_tensor(
-            "backward",
-            "gradient",
-            slot,
+            point,
             gradient,
-            module=where.path if where is not None else "",
-            module_class=where.module_class if where is not None else "",
-            call=where.call if where is not None else 0,
             microbatch=scope.microbatch,
-            reads=sorted(set(reads))[-64:],
+            reads=sorted(set(reads))[-MAX_READS:],
             span=recorder.next_seq() - recorder.backward_first_seq,
         )
 
@@ -166,14 +169,12 @@ class GradientHooks:
         if (before := recorder.gradient_seqs.get(id(parameter))) is not None:
             reads.append(before)  # It was added to what an earlier pass left.
         seq = recorder.emit_tensor(
-            "backward",
-            "local_gradient",
-            f"grad.{name}",
+            Point("backward", "local_gradient", module, "", 0, f"grad.{name}"),
             parameter.grad,
             trust=False,
-            module=module,
+            follow=False,
             microbatch=self.microbatch,
-            reads=sorted(set(reads))[-64:],
+            reads=sorted(set(reads))[-MAX_READS:],
             span=recorder.next_seq() - self._first_seq(),
         )
         if seq is not None:

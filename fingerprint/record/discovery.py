@@ -2,8 +2,9 @@
 
 State counts from the start of a step, but an optimizer shows itself by a hook only when it steps,
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
-looked for among the objects that Python's collector knows, at the start of recorded steps 0, 1,
-2, 4, 8 ... of a process, so the cost (tens of milliseconds for a million objects) fades.
+looked for among the objects that Python's collector knows, at the start of the first, second,
+tenth, hundredth ... step that a process records, so that the cost (about 0.1 s for a million
+objects) fades.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
@@ -12,7 +13,7 @@ class can run its code.
 import gc
 import weakref
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +21,18 @@ from torch import nn
 from fpdiff.fingerprint.record.names import Names
 
 T = TypeVar("T")
+
+_LOOKS = {1, 2, *(10**power for power in range(1, 10))}
+_SOUGHT = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+
+
+class _Sought(dict[type, "type | None"]):
+    """Maps a type to the sought type that it derives from, or None; asks once for each type."""
+
+    def __missing__(self, kind: type) -> "type | None":
+        sought = next((base for base in _SOUGHT if issubclass(kind, base)), None)
+        self[kind] = sought
+        return sought
 
 
 class Discovery:
@@ -44,35 +57,47 @@ class Discovery:
         _add(self._optimizers, [optimizer])
 
     def look(self, names: Names) -> None:
-        """Look if it is time to; adopts averaged copies of known roots into `names`."""
+        """Look if it is time to; adopts copies of known roots, and what optimizers train."""
         self._looks += 1
-        if self._looks & (self._looks - 1):
+        if self._looks not in _LOOKS:
             return
-        optimizers: list[torch.optim.Optimizer] = []
-        scalers: list[torch.amp.GradScaler] = []
-        modules: list[nn.Module] = []
-        for found in gc.get_objects():
-            kind = type(found)
-            if issubclass(kind, torch.optim.Optimizer):
-                # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
-                if "param_groups" in found.__dict__:
-                    optimizers.append(found)
-            elif issubclass(kind, torch.amp.GradScaler):
-                scalers.append(found)
-            elif issubclass(kind, nn.Module):
-                modules.append(found)
+        found: dict[type, list[Any]] = {kind: [] for kind in _SOUGHT}
+        sought = _Sought()
+        for one in gc.get_objects():
+            kind = sought[type(one)]
+            if kind is not None:
+                found[kind].append(one)
+        modules = found[nn.Module]
+        # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
+        optimizers = [o for o in found[torch.optim.Optimizer] if "param_groups" in o.__dict__]
         _adopt_copies(modules, names)
+        _adopt_optimized(modules, optimizers, names)
         order = _parameter_order(names)
-        known = [o for o in optimizers if _first_parameter(o, order) < len(order)]
-        _add(self._optimizers, sorted(known, key=lambda o: _first_parameter(o, order)))
-        _add(self._scalers, scalers)
+        _add(self._optimizers, sorted(optimizers, key=lambda o: _first_parameter(o, order)))
+        _add(self._scalers, found[torch.amp.GradScaler])
 
 
 def _adopt_copies(modules: list[nn.Module], names: Names) -> None:
     """Name the modules that are, or hold, another instance of a root's class."""
     classes = {type(root) for root in names.roots() if any(True for _ in root.parameters())}
     classes |= {type(m) for r in names.roots() if names.is_wrapper(r) for m in r.children()}
-    candidates = [m for m in modules if any(type(part) in classes for part in m.modules())]
+    _adopt([m for m in modules if any(type(part) in classes for part in m.modules())], names)
+
+
+def _adopt_optimized(
+    modules: list[nn.Module], optimizers: list[torch.optim.Optimizer], names: Names
+) -> None:
+    """Name the modules that an optimizer trains and that have not been called yet."""
+    known = _parameter_order(names)
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    unknown = {id(p) for group in groups for p in group["params"]} - known.keys()
+    if unknown:
+        owners = [m for m in modules if any(id(p) in unknown for p in m.parameters())]
+        _adopt(owners, names)
+
+
+def _adopt(candidates: list[nn.Module], names: Names) -> None:
+    """Name the outermost of some modules, unless they share a part with a root."""
     inner = {id(part) for m in candidates for part in m.modules() if part is not m}
     own = {id(part) for root in names.roots() for part in root.modules()}
     for module in candidates:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from fpdiff.fingerprint.digest.host import PlainView, look
 from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.containers import Slots, arguments, outputs
 from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.names import is_compiled
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.scopes import Scope
-
-_MAX_READS = 64
-"""Beyond so many direct inputs an event reads a span instead, which holds them and more."""
+from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
+from fpdiff.fingerprint.record.sitetable import Point
 
 
 class ModuleHooks:
@@ -45,6 +45,8 @@ class ModuleHooks:
             return
         if recorder.names.is_wrapper(module) or not recorder.touch():
             return
+        if is_compiled(module):
+            recorder.blind_spots["compiled region: what is inside it"] += 1
         scope = self._scope(module, parent)
         self._note_draw(parent)
         kwargs = _keyword_arguments()
@@ -132,87 +134,109 @@ class ModuleHooks:
         recorder = self.recorder
         seqs = []
         for slot, tensor in found:
+            view = look(tensor)
             if scope.parent is None:
-                seq = self._record_batch(scope, slot, tensor)
+                seq = self._record_batch(scope, slot, tensor, view)
             else:
-                seq, exact = recorder.producers.find(tensor)
+                seq, exact = recorder.producers.find(tensor, view)
                 if not exact:
-                    seq = self._record_fresh(scope, slot, tensor, seq)
+                    seq = self._record_fresh(scope, slot, tensor, view, seq)
                 elif recorder.settings.rehash and seq is not None:
-                    seq = self._rehash(scope, slot, tensor, seq)
+                    seq = self._rehash(scope, slot, tensor, view, seq)
                 if exact and seq is not None:
                     recorder.consumers.setdefault(seq, []).append(scope)
             if seq is not None:
                 seqs.append(seq)
         return seqs
 
-    def _record_batch(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
+    def _record_batch(
+        self, scope: Scope, slot: str, tensor: torch.Tensor, view: PlainView | None
+    ) -> int | None:
         """Record an argument of a root, at each call; it may come from an earlier root's output."""
         recorder = self.recorder
-        producer, exact = recorder.producers.find(tensor)
-        reads = recorder.root_outputs if producer is None else [producer]
+        producer, exact = recorder.producers.find(tensor, view)
+        reads, span = self._reads(recorder.root_outputs if producer is None else [producer])
         seq = recorder.emit_tensor(
-            scope.phase, "input", slot, tensor, **_place(scope), **self._reads(reads)
+            _point(scope, "input", slot),
+            tensor,
+            view,
+            microbatch=scope.microbatch,
+            reads=reads,
+            span=span,
         )
         if exact and producer is not None:
             recorder.consumers.setdefault(producer, []).append(scope)
         return seq
 
     def _record_fresh(
-        self, scope: Scope, slot: str, tensor: torch.Tensor, base: int | None
+        self,
+        scope: Scope,
+        slot: str,
+        tensor: torch.Tensor,
+        view: PlainView | None,
+        base: int | None,
     ) -> int | None:
         """Record a tensor that the caller's own code made: the caller is where it came from."""
         caller = scope.parent
         assert caller is not None
         name = scope.path.removeprefix(caller.path).lstrip(".") or scope.module_class
-        reads = [*caller.reads, base] if base is not None else caller.reads
+        reads, span = self._reads([*caller.reads, base] if base is not None else caller.reads)
         return self.recorder.emit_tensor(
-            scope.phase,
-            "input",
-            f"{name}.{slot}",
+            _point(caller, "input", f"{name}.{slot}"),
             tensor,
-            **_place(caller),
-            **self._reads(reads),
+            view,
+            microbatch=scope.microbatch,
+            reads=reads,
+            span=span,
         )
 
-    def _rehash(self, scope: Scope, slot: str, tensor: torch.Tensor, seq: int) -> int | None:
+    def _rehash(
+        self, scope: Scope, slot: str, tensor: torch.Tensor, view: PlainView | None, seq: int
+    ) -> int | None:
         """Record an argument anew if its bytes are no longer what its producer left."""
         recorder = self.recorder
         before = recorder.digest_of(seq)
-        if before is None or recorder.cache.digest(tensor, trust=False) == before:
+        if before is None or recorder.cache.digest(tensor, view, trust=False) == before:
             return seq
         return recorder.emit_tensor(
-            scope.phase, "rewrite", slot, tensor, trust=False, reads=[seq], **_place(scope)
+            _point(scope, "rewrite", slot),
+            tensor,
+            view,
+            microbatch=scope.microbatch,
+            reads=[seq],
         )
 
     def _record_output(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
         recorder = self.recorder
-        producer, exact = recorder.producers.find(tensor)
+        view = look(tensor)
+        producer, exact = recorder.producers.find(tensor, view)
         if not recorder.layers or not scope.recorded:
             return producer
         # An output that a child (or the caller) already made is passed on, not computed here.
-        reads = [producer] if exact and producer is not None else scope.reads
+        passed_on = exact and producer is not None
+        reads, span = self._reads([producer] if passed_on and producer is not None else scope.reads)
         seq = recorder.emit_tensor(
-            scope.phase,
-            "output",
-            slot,
+            _point(scope, "output", slot),
             tensor,
+            view,
             trust=not recorder.settings.rehash,
-            **_place(scope),
-            **self._reads(reads),
+            microbatch=scope.microbatch,
+            reads=reads,
+            span=span,
         )
         if seq is None:
             return None
-        if exact and producer is not None:
+        if passed_on and producer is not None:
             recorder.passed_on[producer] = (seq, scope)
         elif scope.phase == "forward":
             self.gradients.follow(tensor, scope, slot, seq)
         return seq
 
-    def _reads(self, seqs: list[int]) -> dict[str, Any]:
-        if len(seqs) <= _MAX_READS:
-            return {"reads": sorted(set(seqs))}
-        return {"reads": (), "span": self.recorder.next_seq() - min(seqs)}
+    def _reads(self, seqs: list[int]) -> tuple[list[int], int]:
+        """Return the reads and the span of an event that may have read each of `seqs`."""
+        if len(seqs) <= MAX_READS:
+            return sorted(set(seqs)), 0
+        return [], self.recorder.next_seq() - min(seqs)
 
     def _note_draw(self, scope: Scope | None) -> None:
         """Record the generators' state before the draw of a call that has drawn since last time."""
@@ -225,7 +249,7 @@ class ModuleHooks:
             return
         reads = [recorder.generator_seq] if recorder.generator_seq >= 0 else []
         recorder.generator_seq = recorder.emit(
-            scope.phase, "generator", "torch", before, reads=reads, **_place(scope)
+            _point(scope, "generator", "torch"), before, microbatch=scope.microbatch, reads=reads
         )
         scope.reads.append(recorder.generator_seq)
 
@@ -234,13 +258,8 @@ class ModuleHooks:
             self.recorder.blind_spots[f"argument or output of type {name}"] += 1
 
 
-def _place(scope: Scope) -> dict[str, Any]:
-    return {
-        "module": scope.path,
-        "module_class": scope.module_class,
-        "call": scope.call,
-        "microbatch": scope.microbatch,
-    }
+def _point(scope: Scope, kind: str, slot: str) -> Point:
+    return Point(scope.phase, kind, scope.path, scope.module_class, scope.call, slot)
 
 
 def _keyword_arguments() -> Mapping[str, Any]:

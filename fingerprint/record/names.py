@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_COMPILED = "_orig_mod"
+_WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Names:
@@ -55,8 +56,11 @@ class Names:
         return path
 
     def is_wrapper(self, module: nn.Module) -> bool:
-        """Return whether a module only wraps another (DDP, compile, checkpoint, FSDP)."""
-        return module in self._wrappers
+        """Return whether a module only wraps another whose calls are seen (DDP, FSDP, checkpoint).
+
+        What torch.compile returns wraps a module whose calls are *not* seen: it stands for it.
+        """
+        return module in self._wrappers and not is_compiled(module)
 
     def modules(self, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Yield (path, module) of a root's tree once each, wrappers left out."""
@@ -85,7 +89,7 @@ class Names:
             wrapped = _wrapped(module)
             if wrapped is not None:
                 self._wrappers.add(module)
-            else:
+            if wrapped is None or is_compiled(module):
                 self._paths.setdefault(module, path)
             children = [(c, n) for n, c in module._modules.items() if c is not None]
             # Reversed, since the last one pushed is named first: a shared module gets the first
@@ -97,6 +101,11 @@ class Names:
 def join(parent: str, name: str) -> str:
     """Return the path of a child."""
     return f"{parent}.{name}" if parent else name
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is what torch.compile made of another."""
+    return _COMPILED in module._modules
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

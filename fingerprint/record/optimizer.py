@@ -6,6 +6,7 @@ import torch
 
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.sitetable import Point
 
 
 class OptimizerHooks:
@@ -53,15 +54,13 @@ class OptimizerHooks:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                module, name = recorder.state.where(optimizer, parameter)
+                _, module, name = recorder.state.where(optimizer, parameter)
                 local = recorder.gradient_seqs.get(id(parameter))
                 seq = recorder.emit_tensor(
-                    "optimizer",
-                    "reduced_gradient",
-                    f"grad.{name}",
+                    Point("optimizer", "reduced_gradient", module, "", 0, f"grad.{name}"),
                     parameter.grad,
                     trust=not recorder.is_distributed(),
-                    module=module,
+                    follow=False,
                     reads=[] if local is None else [local],
                     span=recorder.next_seq() - first,
                 )

@@ -9,13 +9,14 @@ import threading
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fpdiff.fingerprint.digest.cache import DigestCache
-from fpdiff.fingerprint.digest.host import Undigestible, scalar
+from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process
 from fpdiff.fingerprint.record.dataflow import Producers
@@ -23,7 +24,7 @@ from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.names import Names
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.fingerprint.record.sitetable import SiteTable
+from fpdiff.fingerprint.record.sitetable import Point, SiteTable
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.steprow import StepRow
 from fpdiff.store.columns import EventColumns
@@ -151,7 +152,8 @@ class Recorder:
         self.step_first_seq = self._writer.num_events
         self._columns = EventColumns(number, self.step_first_seq)
         self._row = StepRow(number, self.step_first_seq, self._chain)
-        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._is_flushed = False
+        self._occurrences: dict[tuple[Point, int], int] = {}
         self.calls.clear()
         self.backward_first_seq = self.step_first_seq
         self.microbatch = 0
@@ -176,6 +178,9 @@ class Recorder:
 
     def _flush(self, *, close: bool) -> None:
         assert self._writer is not None
+        if not len(self._columns) and self._is_flushed:
+            return
+        self._is_flushed = close
         self._row.add(self._columns, self._sites)
         self._writer.flush(self._columns, self._row.row() if close else None)
         self._columns = EventColumns(self.step, self._columns.first_seq + len(self._columns))
@@ -268,29 +273,21 @@ class Recorder:
 
     def emit(
         self,
-        phase: str,
-        kind: str,
-        slot: str,
+        point: Point,
         digest: bytes,
         *,
-        module: str = "",
-        module_class: str = "",
-        call: int = 0,
         microbatch: int | None = None,
         dtype: torch.dtype | str = "",
         shape: torch.Size | tuple[()] = (),
-        reads: list[int] | tuple[()] = (),
+        reads: Sequence[int] = (),
         span: int = 0,
         value: float | None = None,
     ) -> int:
         """Append one event to the open step and return its seq.
 
         Args:
-            phase: one of schema.PHASES.
-            kind: one of schema.KINDS.
-            slot: which tensor at this point.
+            point: where in the program.
             digest: 16 bytes.
-            module: path of the module; `module_class` and `call` say more of it.
             microbatch: the current one by default.
             dtype: of the tensor; `shape` too.
             reads: seqs of the events that it read.
@@ -299,11 +296,11 @@ class Recorder:
         """
         if microbatch is None:
             microbatch = self.microbatch
-        place = (phase, kind, module, module_class, call, slot)
-        again = (microbatch, place)
-        occurrence = self._occurrences[again]
-        self._occurrences[again] = occurrence + 1
-        site = self._sites.number((*place, occurrence, dtype, shape))
+        occurrences = self._occurrences
+        again = (point, microbatch)
+        occurrence = occurrences.get(again, 0)
+        occurrences[again] = occurrence + 1
+        site = self._sites.number((point, occurrence, dtype, shape))
         columns = self._columns
         if value is not None:
             columns.values[len(columns)] = value
@@ -314,37 +311,51 @@ class Recorder:
 
     def emit_tensor(
         self,
-        phase: str,
-        kind: str,
-        slot: str,
+        point: Point,
         tensor: torch.Tensor,
+        view: PlainView | None = None,
         *,
         trust: bool = True,
         value: bool = False,
-        **place: Any,
+        follow: bool = True,
+        microbatch: int | None = None,
+        reads: Sequence[int] = (),
+        span: int = 0,
     ) -> int | None:
-        """Append the event of a tensor, see `emit`.
+        """Append the event of a tensor.
 
         Args:
-            phase: as for `emit`, and so are kind, slot and place.
+            point: as for `emit`, and so are microbatch, reads and span.
             tensor: any tensor.
+            view: what `host.look` returns for it, where that is at hand.
             trust: a digest taken at this version of the tensor may be used again.
             value: record a one-element tensor's number beside its digest.
+            follow: who is given the tensor later is to read this event.
 
         Returns:
             The event's seq, or None (and a blind spot) if the tensor's bytes cannot be read.
         """
+        if view is None:
+            view = look(tensor)
         try:
-            digest = self.cache.digest(tensor, trust=trust)
+            digest = self.cache.digest(tensor, view, trust=trust)
         except Undigestible as reason:
             self.blind_spots[str(reason)] += 1
             return None
-        number = scalar(tensor) if value else None
-        dtype, shape = tensor.dtype, tensor.shape
-        seq = self.emit(phase, kind, slot, digest, dtype=dtype, shape=shape, value=number, **place)
         if self.settings.stats and (row := statistics(tensor)) is not None:
-            self._columns.stats[len(self._columns) - 1] = row
-        self.producers.put(tensor, seq)
+            self._columns.stats[len(self._columns)] = row
+        seq = self.emit(
+            point,
+            digest,
+            microbatch=microbatch,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            reads=reads,
+            span=span,
+            value=scalar(tensor) if value else None,
+        )
+        if follow:
+            self.producers.put(tensor, view, seq)
         return seq
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+MAX_READS = 64
+"""Beyond so many direct inputs an event reads a span instead, which holds them and more."""
+
 
 @dataclass(slots=True)
 class Scope:

@@ -4,9 +4,10 @@ import warnings
 
 import torch
 
-from fpdiff.fingerprint.digest.host import digest_bytes, scalar
+from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.sitetable import Point
 
 
 class ScriptCalls:
@@ -38,7 +39,8 @@ class ScriptCalls:
                 f"fpdiff: log({name!r}) is ignored: not a single real number", stacklevel=4
             )
             return
-        recorder.emit("other", "metric", name, digest_bytes(number.hex().encode()), value=number)
+        point = Point("other", "metric", "", "", 0, name)
+        recorder.emit(point, digest_bytes(number.hex().encode()), value=number)
 
     @observing
     def mark(self, name: str, tensor: torch.Tensor) -> None:
@@ -46,7 +48,9 @@ class ScriptCalls:
         recorder = self.recorder
         if not recorder.has_begun() or not recorder.continues():
             return
-        seq, exact = recorder.producers.find(tensor)
+        view = look(tensor)
+        seq, exact = recorder.producers.find(tensor, view)
         reads = [seq] if seq is not None else []
         span = 0 if exact else recorder.num_step_events()
-        recorder.emit_tensor("other", "mark", name, tensor, reads=reads, span=span)
+        point = Point("other", "mark", "", "", 0, name)
+        recorder.emit_tensor(point, tensor, view, reads=reads, span=span)

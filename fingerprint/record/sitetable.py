@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,20 @@ import torch
 from fpdiff.fingerprint.digest.host import digest_bytes
 from fpdiff.store.schema import GROUPS, PHASES
 
-SiteKey = tuple[str, str, str, str, int, str, int, "torch.dtype | str", "torch.Size | tuple[()]"]
-"""(phase, kind, module, module_class, call, slot, occurrence, dtype, shape)."""
+
+class Point(NamedTuple):
+    """A point of the program: all of a site's key but its occurrence."""
+
+    phase: str
+    kind: str
+    module: str
+    module_class: str
+    call: int
+    slot: str
+
+
+SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
+"""(point, occurrence, dtype, shape)."""
 
 _GROUP_OF_KIND = {"parameter": "parameters", "loss": "loss"}
 
@@ -37,7 +49,7 @@ class SiteTable:
         return number
 
     def _add(self, number: int, key: SiteKey) -> None:
-        phase, kind, module, module_class, call, slot, occurrence, dtype, shape = key
+        (phase, kind, module, module_class, call, slot), occurrence, dtype, shape = key
         row = {
             "site": number,
             "phase": phase,

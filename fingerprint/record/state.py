@@ -8,7 +8,7 @@ complete. A tensor that nothing has written since is not digested again.
 
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from fpdiff.fingerprint.digest.host import digest_bytes
 from fpdiff.fingerprint.record import generators
 from fpdiff.fingerprint.record.containers import tensors_in
 from fpdiff.fingerprint.record.discovery import Discovery
+from fpdiff.fingerprint.record.sitetable import Point
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.record.recorder import Recorder
@@ -34,10 +35,12 @@ class StateRecorder:
         self.discovery = Discovery()
         self.module_reads: dict[str, list[int]] = {}
         self.parameter_seqs: dict[int, int] = {}
+        self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
         self._recorded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._settled = False
+        self._places: dict[int, tuple[str, str, str]] = {}
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -45,16 +48,18 @@ class StateRecorder:
         self.discovery.look(recorder.names)
         self.module_reads.clear()
         self.parameter_seqs.clear()
+        self.scaler_seqs.clear()
         self._held_seqs.clear()
+        self._places.clear()
         self._recorded.clear()
         self._settled = False
         for root in recorder.names.roots():
             self.record_root(root)
-        for index, optimizer in enumerate(self.discovery.optimizers()):
-            self._masters(index, optimizer)
-            self._held(optimizer, "init")
+        for optimizer in self.discovery.optimizers():
+            self._masters(optimizer)
+            self._held(optimizer)
         for name, digest in generators.states():
-            recorder.emit("init", "generator", name, digest)
+            recorder.emit(Point("init", "generator", "", "", 0, name), digest)
 
     def record_root(self, root: nn.Module) -> None:
         """Emit the parameters and buffers of one root, once a step."""
@@ -65,14 +70,15 @@ class StateRecorder:
         for path, module in recorder.names.modules(root):
             if path in self.module_reads:
                 continue
-            place: dict[str, Any] = {"module": path, "module_class": type(module).__name__}
+            kind = type(module).__name__
             reads: list[int] = []
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    reads += self._parameter(path, name, parameter, place)
+                    reads += self._parameter(path, kind, name, parameter)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    seq = recorder.emit_tensor("init", "buffer", name, buffer, **place)
+                    point = Point("init", "buffer", path, kind, 0, name)
+                    seq = recorder.emit_tensor(point, buffer)
                     reads += [] if seq is None else [seq]
             self.module_reads[path] = reads
 
@@ -88,18 +94,16 @@ class StateRecorder:
         recorder = self.recorder
         for root in recorder.names.roots():
             for path, module in recorder.names.modules(root):
-                digest = _FLAG[bool(module.training)]
-                place: dict[str, Any] = {"module": path, "module_class": type(module).__name__}
-                seq = recorder.emit("init", "training_flag", "training", digest, **place)
+                kind = type(module).__name__
+                point = Point("init", "training_flag", path, kind, 0, "training")
+                seq = recorder.emit(point, _FLAG[bool(module.training)])
                 self.module_reads.setdefault(path, []).append(seq)
         for index, optimizer in enumerate(self.discovery.optimizers()):
             self._options(index, optimizer)
         for index, scaler in enumerate(self.discovery.scalers()):
             self._scaler(index, scaler)
 
-    def _parameter(
-        self, path: str, name: str, parameter: torch.Tensor, place: dict[str, Any]
-    ) -> list[int]:
+    def _parameter(self, path: str, kind: str, name: str, parameter: torch.Tensor) -> list[int]:
         key = id(parameter)
         owner = self._owners.get(key)
         if owner is None or owner[0]() is not parameter:
@@ -107,7 +111,8 @@ class StateRecorder:
         elif owner[1:] != (path, name):  # Tied: recorded under its first name.
             known = self.parameter_seqs.get(key)
             return [] if known is None else [known]
-        seq = self.recorder.emit_tensor("init", "parameter", name, parameter, **place)
+        point = Point("init", "parameter", path, kind, 0, name)
+        seq = self.recorder.emit_tensor(point, parameter)
         if seq is None:
             return []
         self.parameter_seqs[key] = seq
@@ -118,62 +123,106 @@ class StateRecorder:
         owner = self._owners.get(id(parameter))
         return owner[1:] if owner is not None and owner[0]() is parameter else None
 
-    def where(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> tuple[str, str]:
-        """Return (module path, slot) of a parameter, or of a tensor only the optimizer holds."""
-        owner = self.owner(parameter)
-        if owner is not None:
-            return owner
+    def where(
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
+    ) -> tuple[str, str, str]:
+        """Return (kind, module path, slot) of a parameter, or of an optimizer's own tensor."""
+        known = self._places.get(id(parameter))
+        if known is None:
+            owner = self.owner(parameter)
+            known = (
+                ("parameter", *owner) if owner else ("master", "", self._slot(optimizer, parameter))
+            )
+            self._places[id(parameter)] = known
+        return known
+
+    def _slot(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
         index = self.discovery.optimizers().index(optimizer)
         for g, group in enumerate(optimizer.param_groups):
             for p, held in enumerate(group["params"]):
                 if held is parameter:
-                    return "", f"optimizer{index}.group{g}.{p}"
-        return "", f"optimizer{index}.stray"
+                    return f"optimizer{index}.group{g}.{p}"
+        return f"optimizer{index}.stray"
 
-    def _masters(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+    def _masters(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit tensors that only the optimizer holds: fp32 copies, flat buffers."""
-        for g, group in enumerate(optimizer.param_groups):
-            for p, parameter in enumerate(group["params"]):
-                if self.owner(parameter) is None:
-                    slot = f"optimizer{index}.group{g}.{p}"
-                    seq = self.recorder.emit_tensor("init", "master", slot, parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                kind, module, slot = self.where(optimizer, parameter)
+                if kind == "master":
+                    point = Point("init", kind, module, "", 0, slot)
+                    seq = self.recorder.emit_tensor(point, parameter)
                     if seq is not None:
                         self.parameter_seqs[id(parameter)] = seq
 
-    def _held(self, optimizer: torch.optim.Optimizer, phase: str, **reads: Any) -> None:
+    def _held(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit what the optimizer keeps for each parameter (moments, step counts)."""
-        for parameter, entries in _held_by(optimizer):
-            module, name = self.where(optimizer, parameter)
-            seqs = self._held_seqs.setdefault(id(parameter), [])
-            for key, value in sorted(entries.items(), key=lambda entry: str(entry[0])):
-                place = {"module": module, **reads}
-                seqs += self._value(phase, "optimizer_state", f"{name}.{key}", value, place)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seqs = self._kept(optimizer, parameter, "init", ())
+                self._held_seqs.setdefault(id(parameter), []).extend(seqs)
+
+    def _kept(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameter: torch.Tensor,
+        phase: str,
+        reads: Sequence[int],
+    ) -> list[int]:
+        # `state` may be a defaultdict: look before reading, so as to add nothing to it.
+        if parameter not in optimizer.state:
+            return []
+        _, module, name = self.where(optimizer, parameter)
+        seqs = []
+        entries = optimizer.state[parameter]
+        for key in sorted(entries, key=str):
+            seqs += self._value(
+                phase, "optimizer_state", module, f"{name}.{key}", entries[key], reads
+            )
+        return seqs
 
     def _value(
-        self, phase: str, kind: str, slot: str, value: Any, place: dict[str, Any]
+        self,
+        phase: str,
+        kind: str,
+        module: str,
+        slot: str,
+        value: Any,
+        reads: Sequence[int] = (),
     ) -> list[int]:
         """Emit a tensor, a plain value, or the tensors in a container; return their seqs."""
         recorder = self.recorder
-        plain = None if isinstance(value, torch.Tensor) else _plain(value)
-        if plain is not None:
-            number = float(value) if isinstance(value, (int, float)) else None
-            return [recorder.emit(phase, kind, slot, digest_bytes(plain), value=number, **place)]
+        if isinstance(value, torch.Tensor):
+            found = [(slot, value)]
+        else:
+            plain = _plain(value)
+            if plain is not None:
+                number = float(value) if isinstance(value, (int, float)) else None
+                point = Point(phase, kind, module, "", 0, slot)
+                return [recorder.emit(point, digest_bytes(plain), value=number, reads=reads)]
+            found = tensors_in(value, slot)[0]
         seqs = []
-        # What an optimizer has just written may have gone past the version counters.
-        trust = phase == "init"
-        for inner, tensor in tensors_in(value, slot)[0]:
-            seqs.append(
-                recorder.emit_tensor(phase, kind, inner, tensor, value=True, trust=trust, **place)
+        for inner, tensor in found:
+            seq = recorder.emit_tensor(
+                Point(phase, kind, module, "", 0, inner),
+                tensor,
+                # What an optimizer has just written may have gone past the version counters.
+                trust=phase == "init",
+                value=kind != "optimizer_state",
+                follow=False,
+                reads=reads,
             )
-        return [seq for seq in seqs if seq is not None]
+            seqs += [] if seq is None else [seq]
+        return seqs
 
     def _options(self, index: int, optimizer: torch.optim.Optimizer) -> None:
         for g, group in enumerate(optimizer.param_groups):
             seqs: list[int] = []
-            for name, value in group.items():
+            # Sorted: a group that was loaded from a checkpoint may list its options otherwise.
+            for name in sorted(group):
                 if name not in ("params", "param_names"):
                     slot = f"optimizer{index}.group{g}.{name}"
-                    seqs += self._value("init", "option", slot, value, {})
+                    seqs += self._value("init", "option", "", slot, group[name])
             for parameter in group["params"]:
                 self._held_seqs.setdefault(id(parameter), []).extend(seqs)
 
@@ -183,7 +232,7 @@ class StateRecorder:
             if value is None:  # Not made before its first use.
                 value = getattr(scaler, f"_init{name}")
             slot = f"scaler{index}.{name.lstrip('_')}"
-            self._value("init", "scaler", slot, value, {})
+            self.scaler_seqs += self._value("init", "scaler", "", slot, value)
 
     def reads_of(self, parameter: torch.Tensor) -> list[int]:
         """Return the seqs of what an update of the parameter starts from in this step."""
@@ -203,21 +252,10 @@ class StateRecorder:
             for parameter in group["params"]:
                 reads = self.reads_of(parameter)
                 reads += [gradients[id(parameter)]] if id(parameter) in gradients else []
-                module, name = self.where(optimizer, parameter)
-                kind = "parameter" if self.owner(parameter) else "master"
-                place: dict[str, Any] = {"module": module, "reads": reads}
-                self.recorder.emit_tensor("optimizer", kind, name, parameter, trust=False, **place)
-                entries = optimizer.state.get(parameter)
-                for key, value in sorted((entries or {}).items(), key=lambda e: str(e[0])):
-                    self._value("optimizer", "optimizer_state", f"{name}.{key}", value, place)
-
-
-def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, dict[Any, Any]]]:
-    # `state` may be a defaultdict: look before reading, so as to add nothing to it.
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter in optimizer.state:
-                yield parameter, optimizer.state[parameter]
+                kind, module, name = self.where(optimizer, parameter)
+                point = Point("optimizer", kind, module, "", 0, name)
+                self.recorder.emit_tensor(point, parameter, trust=False, follow=False, reads=reads)
+                self._kept(optimizer, parameter, "optimizer", reads)
 
 
 def _plain(value: Any) -> bytes | None:
