@@ -24,7 +24,10 @@ def compare(
     steps: Annotated[str, typer.Option(help="Compare only these, such as 10:20,400.")] = "",
     ranks: Annotated[str, typer.Option(help="Compare only these, such as 0,3-5.")] = "",
 ) -> None:
-    """Compare two runs; exit with 0 if identical, 1 if diverged, 2 if that cannot be said."""
+    """Say where two runs part ways, and why.
+
+    Exits with 0 if they are identical, 1 if they diverged, 2 if that cannot be said.
+    """
     wanted = tuple(rank for first, end in parse_ranks(ranks) for rank in range(first, end))
     try:
         with progress_bar("comparing ranks") as progress:
@@ -40,7 +43,7 @@ def compare(
             raise
         verdict = Verdict(verdict="incomparable", summary=str(error), a=str(a), b=str(b))
     if as_json:
-        typer.echo(json.dumps(verdict.to_dict(), indent=1))
+        typer.echo(json.dumps(verdict.to_dict(), indent=1, allow_nan=False))
     else:
         render(verdict, data_console())
     raise typer.Exit(verdict.exit_code)

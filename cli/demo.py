@@ -43,12 +43,6 @@ COMMANDS: Final = (
     (["fpdiff", "sql", "clean", "faulty", FIRST_DIFFERENCES], 0),
 )
 
-# The programs of the environment that runs this, which need not be the ones on PATH.
-PROGRAMS: Final = {
-    "fpdiff": [sys.executable, "-m", "fpdiff"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-}
-
 
 def demo(
     keep: Annotated[
@@ -60,7 +54,10 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Record a small GPT twice, once with one wrong bit, and find that bit."""
+    """Plant one wrong bit and find it.
+
+    Records a small GPT twice, the second time with a fault, and compares the two.
+    """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="fpdiff-demo-") as folder:
             _play(Path(folder))
@@ -79,8 +76,7 @@ def _play(folder: Path) -> None:
     environment = _environment()
     for number, (command, expected) in enumerate(COMMANDS):
         typer.echo(("\n" if number else "") + "$ " + _typed(command))
-        arguments = [part for word in command for part in PROGRAMS.get(word, [word])]
-        code = subprocess.run(arguments, cwd=folder, env=environment, check=False).returncode
+        code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
         if code != expected:
             raise FpdiffError(
                 f"the demo failed: `{' '.join(command[:2])}` exited with {code}, not {expected}"
@@ -98,9 +94,7 @@ def _environment() -> dict[str, str]:
     environment.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     # More threads than one would only compete for the cores, and torchrun warns when it is unset.
     environment.setdefault("OMP_NUM_THREADS", "1")
-    root = Path(str(resources.files("fpdiff"))).parent
-    if (root / "pyproject.toml").exists():
-        # The commands run in another folder, where an uninstalled checkout would not be found.
-        paths = [str(root), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    # The programs of the environment that runs this, which need not be the first on PATH.
+    own = str(Path(sys.executable).parent)
+    environment["PATH"] = os.pathsep.join(filter(None, [own, environment.get("PATH", "")]))
     return environment

@@ -13,7 +13,8 @@ from fpdiff.store.errors import RecordError
 
 def record(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="The command to run.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="Program and arguments, behind --."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the run; it must not exist.")
@@ -57,5 +58,6 @@ def record(
         first_step=first_step,
     )
     exit_code = launcher.run(settings, command, force=force)
-    talk(f"fpdiff: recorded to {out}; next: fpdiff compare {out} OTHER_RUN")
+    if (out / "run.json").exists():  # Not so after a command that failed before it recorded.
+        talk(f"fpdiff: recorded to {out}; next: fpdiff compare {out} OTHER_RUN")
     raise typer.Exit(exit_code)

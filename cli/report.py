@@ -9,10 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fpdiff.cli.console import print_data, printable
-from fpdiff.fingerprint.bisect.verdict import Origin, RankStep, Verdict
+from fpdiff.fingerprint.bisect.preflight import ranks_text
+from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, RankStep, Verdict
 
 MAX_ORIGINS = 5
 MAX_INPUTS = 4
+MAX_RANKS = 8
+MAX_ENVIRONMENT = 12
 _STYLE = {"identical": "bold green", "diverged": "bold red", "incomparable": "bold yellow"}
 
 
@@ -20,8 +23,8 @@ def render(verdict: Verdict, console: Console) -> None:
     """Print a verdict."""
     content: list[RenderableType] = [_headline(verdict), _rows(_overview(verdict))]
     if verdict.verdict == "diverged":
-        content += ["", *_narrowing(verdict), _rows(_effects(verdict))]
-    rest = [*_environment(verdict), *_blind_spots(verdict), *_notes(verdict)]
+        content += ["", *_narrowing(verdict), "", _rows(_effects(verdict))]
+    rest = [*_metrics(verdict), *_environment(verdict), *_blind_spots(verdict), *_notes(verdict)]
     if rest:
         content += ["", _rows(rest)]
     print_data(console, *content)
@@ -41,69 +44,91 @@ def _overview(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     yield "B", verdict.b
     compared = verdict.compared
     if compared is not None and verdict.verdict == "diverged":
-        steps = f"steps {compared.steps[0]}-{compared.steps[1]}, rung {compared.rung}"
-        text = f"{compared.events:,} events, ranks {_ranks(compared.ranks)}, {steps}"
+        first, last = compared.steps
+        steps = f"step {first}" if first == last else f"steps {first}-{last}"
+        events = _count(compared.events, "event")
+        text = f"{events}, {ranks_text(compared.ranks)}, {steps}, rung {compared.rung}"
         yield "compared", text
 
 
 def _narrowing(verdict: Verdict) -> Iterable[RenderableType]:
+    """Yield the ranks, those with the earliest origins first."""
     first: dict[int, int] = {}
     for order, origin in enumerate(verdict.origins):
         first.setdefault(origin.rank, order)
-    for rank in sorted(verdict.rank_steps, key=lambda r: first.get(r.rank, len(verdict.origins))):
+    received = {receiver.rank for receiver in verdict.receivers}
+    ranks = sorted(verdict.rank_steps, key=lambda r: first.get(r.rank, len(verdict.origins)))
+    for rank in ranks[:MAX_RANKS]:
         yield _rows([(f"rank {rank.rank}", _rank_line(rank))])
-        received = [r for r in verdict.receivers if r.rank == rank.rank]
-        for receiver in received:
-            text = f"received it from rank {_ranks(receiver.from_)}: {receiver.via}"
-            yield _rows([("", text)])
+        for receiver in verdict.receivers:
+            if receiver.rank == rank.rank:
+                sender = f" from {ranks_text(receiver.from_)}" if receiver.from_ else ""
+                text = f"received it{sender} through {receiver.via}"
+                yield _rows([("", text)])
         origins = [o for o in verdict.origins if o.rank == rank.rank]
-        for origin in origins[:MAX_ORIGINS]:
-            yield Padding(_origin(origin), (0, 0, 0, 2))
+        for origin, before in zip(origins[:MAX_ORIGINS], [None, *origins], strict=False):
+            yield Padding(_origin(origin, before), (0, 0, 0, 2))
         if len(origins) > MAX_ORIGINS:
-            rest = len(origins) - MAX_ORIGINS
-            yield _rows([("", f"and {rest} more origins on this rank (see --json)")])
-        if not origins and not received:
-            yield _rows([("", "every difference on this rank follows from others")])
+            rest = _count(len(origins) - MAX_ORIGINS, "more origin")
+            yield _rows([("", f"and {rest} on this rank: see --json")])
+        if rank.mismatched > rank.carriers and not origins and rank.rank not in received:
+            yield _rows([("", "its origins are not listed: there are too many")])
+    if len(ranks) > MAX_RANKS:
+        yield _rows([("", f"and {_count(len(ranks) - MAX_RANKS, 'more rank')}: see --json")])
 
 
 def _rank_line(rank: RankStep) -> str:
-    before = f"{rank.steps_matched} equal steps, then " if rank.steps_matched else ""
+    before = f"{_count(rank.steps_matched, 'equal step')}, then " if rank.steps_matched else ""
     extra = [
-        f"{count} only in {name}"
-        for name, count in (("A", rank.only_a), ("B", rank.only_b))
+        f"{count:,} {what}"
+        for what, count in (
+            ("only in A", rank.only_a),
+            ("only in B", rank.only_b),
+            ("moved", rank.moved),
+            ("carriers", rank.carriers),
+        )
         if count
     ]
     more = f" ({', '.join(extra)})" if extra else ""
     return (
-        f"{before}step {rank.step} differs in {rank.mismatched} of {rank.events} events{more};"
-        f" {rank.carriers} only carry it on"
+        f"{before}step {rank.step} differs in {rank.mismatched:,} of {rank.events:,} events{more}"
     )
 
 
-def _origin(origin: Origin) -> RenderableType:
-    module = origin.module or "(root)"
-    where = f"{origin.phase}, module {module}"
+def _origin(origin: Origin, before: Origin | None) -> RenderableType:
+    """Lay out an origin; advice that the one before it gave already is not given again."""
+    module = f"module {origin.module}" if origin.module else "the root module"
+    where = f"{origin.phase}, {module}"
     if origin.module_class:
         where += f" ({origin.module_class}"
         where += f", call {origin.call})" if origin.call else ")"
     if origin.microbatch:
         where += f", microbatch {origin.microbatch}"
     rows: list[tuple[str, Any]] = [
-        ("origin", Text(where, style="bold")),
+        ("origin", _bold(where)),
         ("", origin.summary),
-        ("class", _class_of(origin)),
     ]
     if origin.count > 1:
-        rows.append(("", f"with {origin.count - 1} neighbouring events like it"))
+        rows.append(("", f"and {_count(origin.count - 1, 'event')} right after it likewise"))
+    rows.append(("class", _class_of(origin)))
     rows += [(name, _side(side)) for name, side in (("A", origin.a), ("B", origin.b))]
     if origin.num_inputs:
-        rows.append(("inputs", f"{origin.num_inputs}, all equal: {_inputs(origin)}"))
-    rows.append(("before", f"{origin.matched_before:,} events of this rank matched"))
+        equal = "equal" if origin.num_inputs == 1 else "all equal"
+        rows.append(("inputs", f"{origin.num_inputs:,}, {equal}: {_inputs(origin)}"))
+    matched = _count(origin.matched_before, "event")
+    rows.append(("before", f"{matched} of this rank matched"))
     rows += [("evidence", line) for line in origin.evidence]
-    rows.append(("rests on", origin.strength))
-    if origin.hint:
+    if before is None or before.strength != origin.strength:
+        rows.append(("rests on", origin.strength))
+    if origin.hint and (before is None or before.hint != origin.hint):
         rows.append(("look at", origin.hint))
     return _rows(rows)
+
+
+def _bold(value: str) -> Text:
+    text = printable(value)
+    text.stylize("bold")
+    return text
 
 
 def _class_of(origin: Origin) -> str:
@@ -128,32 +153,52 @@ def _inputs(origin: Origin) -> str:
 
 def _effects(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     effects = verdict.effects
-    parts = [
-        f"{name} from step {step} on" if step is not None else f"{name} never"
-        for name, step in (("the loss", effects.loss), ("the parameters", effects.parameters))
-    ]
-    if effects.healed:
-        parts.append("the last step is equal again")
-    yield "effects", "what differs: " + "; ".join(parts)
+    for name, step in (("the loss", effects.loss), ("the parameters", effects.parameters)):
+        verb = "differs" if name == "the loss" else "differ"
+        first = f"{verb} first in step {step}" if step is not None else f"never {verb}"
+        yield "effects", f"{name} {first}"
+    if verdict.compared is not None:
+        last = verdict.compared.steps[1]
+        if last == verdict.first_step:
+            yield "effects", f"no step after {last} was compared"
+        else:
+            end = "is equal again on every rank" if effects.healed else "still differs"
+            yield "effects", f"the last step, {last}, {end}"
+
+
+def _metrics(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     for metric in verdict.metrics:
-        where = f"at step {metric.step} on rank {metric.rank}"
-        yield metric.name, f"A {metric.a!r}, B {metric.b!r} {where}"
+        sides = f"A {_number(metric.a)}, B {_number(metric.b)}"
+        where = f"first in step {metric.step}, rank {metric.rank}"
+        yield "numbers", f"{metric.name}: {sides} ({where})"
 
 
 def _environment(verdict: Verdict) -> Iterable[tuple[str, Any]]:
-    if verdict.verdict == "diverged" and not any(d.decides for d in verdict.environment):
-        yield "environment", "nothing that decides a kernel's result differs"
-    for difference in verdict.environment:
-        if difference.decides or verdict.verdict == "diverged":
-            sides = f"A {_short(difference.a)}, B {_short(difference.b)}"
-            yield "environment", f"{difference.key}: {sides}"
+    deciding = [d for d in verdict.environment if d.decides]
+    others = [d for d in verdict.environment if not d.decides]
+    if verdict.verdict == "diverged" and not deciding:
+        yield "environment", "nothing that can change a kernel's result differs"
+    num_ranks = len(verdict.compared.ranks) if verdict.compared is not None else 0
+    by_key: dict[str, list[EnvironmentDifference]] = {}
+    for difference in deciding + (others if verdict.verdict == "diverged" else []):
+        by_key.setdefault(difference.key, []).append(difference)
+    for first, *rest in list(by_key.values())[:MAX_ENVIRONMENT]:
+        text = f"{first.key}: A {_short(first.a)}, B {_short(first.b)}"
+        if len(first.ranks) != num_ranks:
+            text += f" ({ranks_text(first.ranks)})"
+        if rest:
+            more = sum(len(difference.ranks) for difference in rest)
+            text += f"; other values on {_count(more, 'more rank')}"
+        yield "environment", text
+    if len(by_key) > MAX_ENVIRONMENT:
+        more_keys = _count(len(by_key) - MAX_ENVIRONMENT, "more difference")
+        yield "environment", f"and {more_keys}: see --json"
 
 
 def _blind_spots(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     label = "not seen"
     for spot in verdict.blind_spots:
-        yield label, f"{spot['reason']} (A {spot['a']}, B {spot['b']} times)"
-        label = ""
+        yield label, f"{spot['reason']} ({spot['a']} in A, {spot['b']} in B)"
 
 
 def _notes(verdict: Verdict) -> Iterable[tuple[str, Any]]:
@@ -166,10 +211,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:28]} ... {text[-28:]}"
 
 
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ", ".join(map(str, ranks))
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else repr(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _rows(rows: Iterable[tuple[str, Any]]) -> Table:

@@ -20,6 +20,9 @@ from fpdiff.store.summary import RankSummary, RunSummary, summarize
 _FIRST = ("torch", "python", "device", "thread", "determin", "cuda", "cudnn", "blas", "host")
 """Parts of the names of the environment's entries that come first, and without --json alone."""
 
+_OWN = ("pid", "local_rank")
+"""Entries that are each rank's own by nature."""
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -27,7 +30,7 @@ def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a run is: command, ranks, steps, size, environment, blind spots."""
+    """Show what a run holds and how it ended."""
     summary = summarize(Run.open(run))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(summary), indent=2))
@@ -89,7 +92,7 @@ def _head(summary: RunSummary) -> list[tuple[str, str]]:
         ("ended", _ending(summary)),
         ("level", summary.level or "unknown"),
         ("digest", summary.digest or "unknown"),
-        *((f"setting {key}", _value(value)) for key, value in sorted(summary.settings.items())),
+        *_settings(summary),
         ("ranks", collapse(r.rank for r in summary.ranks) or "none"),
         *_states(summary.ranks),
         ("steps", _steps(summary)),
@@ -97,6 +100,16 @@ def _head(summary: RunSummary) -> list[tuple[str, str]]:
         ("size", size),
     ]
     return rows
+
+
+def _settings(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return the options that narrow or widen what was recorded, as they were given."""
+    given = {key: value for key, value in summary.settings.items() if value}
+    return [
+        (key.replace("_", "-"), _value(value))
+        for key, value in sorted(given.items())
+        if key not in ("out", "level")
+    ]
 
 
 def _ending(summary: RunSummary) -> str:
@@ -133,7 +146,7 @@ def _environment(summary: RunSummary) -> list[tuple[str, str]]:
         return next((i for i, part in enumerate(_FIRST) if part in key.lower()), len(_FIRST))
 
     known = sorted((key for key in summary.environment if place(key) < len(_FIRST)), key=place)
-    rows = [(key, _value(summary.environment[key])) for key in known]
+    rows = [(key.removeprefix("decides."), _value(summary.environment[key])) for key in known]
     if rest := len(summary.environment) - len(known):
         rows.append(("", f"and {rest} more: see --json"))
     return rows
@@ -141,8 +154,12 @@ def _environment(summary: RunSummary) -> list[tuple[str, str]]:
 
 def _differences(summary: RunSummary) -> list[tuple[str, str]]:
     return [
-        (key, "; ".join(f"{value} on rank {collapse(ranks)}" for value, ranks in values.items()))
+        (
+            key.removeprefix("decides."),
+            "; ".join(f"{value} on rank {collapse(ranks)}" for value, ranks in values.items()),
+        )
         for key, values in summary.environment_differences.items()
+        if key not in _OWN
     ]
 
 

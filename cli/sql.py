@@ -28,7 +28,9 @@ def sql(
         typer.Option("--verify/--no-verify", help="Read all files first to check their checksums."),
     ] = True,
 ) -> None:
-    """Ask runs with SQL: tables runs, ranks, steps, sites, events, metrics, inputs.
+    """Query runs with SQL.
+
+    Tables: runs, ranks, steps, sites, events, metrics, inputs.
 
     Column `run` holds the folder's name. Without QUERY, statements are read from the terminal or
     from stdin.

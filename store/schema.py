@@ -66,7 +66,7 @@ GROUPS: Final = (*PHASES, "generator", "metrics", "batch", "loss", "parameters")
 
 `generator` holds the generators' states at step start and `metrics` what the script logged; these
 two are in no other group and not in the totals, since unseeded generators and throughput figures
-differ harmlessly. `batch` holds the root modules' arguments, `loss` what backward() was called on,
+differ harmlessly. `batch` holds the root modules' arguments in training, `loss` what backward() was called on,
 `parameters` all parameters at step start and after the optimizer.
 """
 

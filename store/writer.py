@@ -122,8 +122,12 @@ class RankWriter:
             raise self._failure
 
     def abandon(self) -> None:
-        """Stop without writing: what is in the journal stays as it is."""
-        self._end_journal()
+        """Stop without writing: what is in the journal stays as it is. Raises nothing."""
+        if self._stream is not None:
+            self._stream = None
+            # Closing writes what is buffered, onto a disk that may be full or gone.
+            with contextlib.suppress(OSError):
+                self._file.close()
         if self._thread is not None:
             self._closed.put(None)
             self._thread = None

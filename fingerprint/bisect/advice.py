@@ -1,8 +1,9 @@
 """Hints, what an attribution rests on, and the command that narrows further."""
 
 import shlex
-from typing import Any
 
+from fpdiff.fingerprint.bisect.classify import OUTSIDE
+from fpdiff.fingerprint.bisect.preflight import settings_of
 from fpdiff.fingerprint.bisect.verdict import Origin
 from fpdiff.store.run import Run
 
@@ -14,8 +15,7 @@ _HINTS = {
     "environment": "run both with the same setting; if it must differ, expect other bits",
     "structure": "the programs differ here: configuration, a branch, a library's version",
     "metadata": "the programs differ here: batch size, padding, precision or a library's version",
-    "collective": "every rank's own gradients are equal: look at the reduction (its groups, the"
-    " order of its buckets, the algorithm)",
+    "collective": "look at the reduction: its groups, the order of its buckets, the algorithm",
     "unseen-producer": "something wrote to the tensor's memory: a custom kernel, another stream or"
     " thread, a view through numpy, faulty memory",
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
@@ -36,41 +36,48 @@ _STATE_HINTS = {
 def hint(class_: str, component: str | None) -> str | None:
     """Return what to look at for an origin of a class."""
     if class_ == "state" and component is not None:
-        return _STATE_HINTS.get(component.removesuffix(" of a module outside the root"))
+        if component.endswith(OUTSIDE):
+            return (
+                "a module that is not the root (an averaged copy, a teacher) differs: its first"
+                " copy, its update or its checkpoint"
+            )
+        return _STATE_HINTS.get(component)
     return _HINTS.get(class_)
 
 
 def strength(rung: str, class_: str, num_inputs: int) -> str:
     """Return what the attribution to an origin rests on."""
     if class_ in ("state", "data"):
-        return "compared directly"
-    events = "the one event" if num_inputs == 1 else f"all {num_inputs} events"
+        return "compared directly: nothing in the record comes before it"
+    if class_ == "structure":
+        return "the two sequences of events, compared by name"
+    if not num_inputs:
+        return "nothing that it was made from is recorded: the cause may lie before it"
+    events = "the event it read is" if num_inputs == 1 else f"the {num_inputs} events it read are"
     if rung == "step":
-        return f"{events} before it in the step equal; rung step does not see inside the model"
+        return f"{events} equal; what happens inside the model is not recorded at rung step"
     return (
-        f"{events} it read equal; operations between modules, and tensors that no module was"
-        " given (labels, say), are not seen at rung layer"
+        f"{events} equal; at rung layer, operations between modules and tensors that no module"
+        " was given (labels, say) are not recorded"
     )
 
 
 def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
     """Return the command that records a rerun more closely, or None if there is none."""
-    settings = run.info["settings"]
-    if not origins:
+    command = run.info.get("command")
+    if not origins or not isinstance(command, list) or not command:
         return None
+    settings = settings_of(run)
     first = origins[0]
-    options = ["--steps", str(first.step)]
-    if rung == "step":
-        options += ["--level", "layer"]
-    elif first.class_ in ("computation", "environment") and not settings.get("rehash"):
-        options += ["--level", "layer", "--rehash", "--stats"]
-    else:
-        return None
+    options = ["--level", "layer", "--steps", str(first.step)]
+    if rung == "layer":
+        if first.class_ not in ("computation", "environment") or settings.get("rehash"):
+            return None
+        options += ["--rehash", "--stats"]
     # A window of ranks keeps the others from writing; they run all the same.
     if len({origin.rank for origin in origins}) == 1 and len(run.ranks) > 1:
         options += ["--ranks", str(first.rank)]
     if settings.get("first_step"):
         options += ["--first-step", str(settings["first_step"])]
-    command: list[Any] = run.info["command"]
     words = ["fpdiff", "record", "--out", f"{run.path}.narrow", *options, "--"]
     return shlex.join([*words, *map(str, command)])

@@ -1,109 +1,13 @@
 """The events of one step of both runs, side by side."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from fpdiff.fingerprint.bisect.lens import Lens
-from fpdiff.store.run import RankRecord
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-_KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot")
-"""What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
-
-
-class Keys:
-    """Numbers site keys, and descriptions (dtype, shape), alike for both runs."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._keys: dict[tuple[Any, ...], int] = {}
-        self._descriptions: dict[tuple[Any, ...], int] = {}
-
-    def number(self, site: dict[str, Any]) -> tuple[int, int]:
-        """Return the numbers of a site's key and of its description."""
-        key = tuple(site[name] for name in _KEY)
-        description = (site["dtype"], *site["shape"])
-        return (
-            self._keys.setdefault(key, len(self._keys)),
-            self._descriptions.setdefault(description, len(self._descriptions)),
-        )
-
-
-class Arm:
-    """One run's events of a step, as arrays over the events that the lens shows."""
-
-    def __init__(self, record: RankRecord, step: int, keys: Keys, lens: Lens) -> None:
-        """Read the events.
-
-        Raises:
-            StoreError: a file is damaged.
-        """
-        table = record.events(step)
-        self.sites: dict[int, dict[str, Any]] = {
-            site["site"]: site for site in record.sites().to_pylist()
-        }
-        site = _ints(table["site"])
-        if not lens.is_clear:
-            shown = {number for number, row in self.sites.items() if lens.shows(row)}
-            keep = np.isin(site, np.array(sorted(shown), np.int64))
-            table, site = table.filter(pa.array(keep)), site[keep]
-        self.table = table
-        self.site = site
-        self.seq = _ints(table["seq"])
-        self.microbatch = _ints(table["microbatch"])
-        self.digest = _digests(table)
-        used, where = np.unique(site, return_inverse=True)
-        numbers = np.array([keys.number(self.sites[n]) for n in used.tolist()], np.int64)
-        self.key, self.description = numbers.reshape(-1, 2)[where].T
-        self._lens = lens
-
-    def __len__(self) -> int:
-        """Return the number of events."""
-        return len(self.seq)
-
-    @cached_property
-    def edges(self) -> tuple[Ints, Ints]:
-        """Return (event, producer) as indices; producers outside the step are left out."""
-        inputs = self.table["inputs"].combine_chunks()
-        counts = np.diff(np.asarray(inputs.offsets)) if len(inputs) else np.zeros(0, np.int64)
-        event = np.repeat(np.arange(len(self), dtype=np.int64), counts)
-        wanted = self.seq[event] - np.asarray(inputs.flatten(), np.int64)
-        producer = np.searchsorted(self.seq, wanted)
-        found = (producer < len(self)) & (wanted >= (self.seq[0] if len(self) else 0))
-        found &= self.seq[np.minimum(producer, len(self) - 1)] == wanted
-        return event[found], producer[found]
-
-    @cached_property
-    def span(self) -> Ints:
-        """Return how many events just before each event it read."""
-        if not self._lens.is_clear:
-            return np.arange(len(self), dtype=np.int64)
-        span: Ints = np.minimum(_ints(self.table["span"]), np.arange(len(self), dtype=np.int64))
-        return span
-
-    def producers(self, index: int) -> list[int]:
-        """Return the indices of the events that an event read."""
-        event, producer = self.edges
-        direct = set(producer[event == index].tolist())
-        return sorted(direct | set(range(index - int(self.span[index]), index)))
-
-    def read_any(self, flags: Flags) -> Flags:
-        """Return for each event whether it read an event that is flagged."""
-        event, producer = self.edges
-        result: Flags = np.zeros(len(self), bool)
-        np.logical_or.at(result, event, flags[producer])
-        before = np.concatenate([[0], np.cumsum(flags)])
-        index = np.arange(len(self))
-        spans: Flags = before[index] > before[index - self.span]
-        return result | spans
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
 
 
 @dataclass(frozen=True)
@@ -114,14 +18,12 @@ class Aligned:
         a: run A's events; `b` run B's.
         index_a: index into a, -1 for an event that only B has.
         index_b: index into b.
-        same_order: whether the paired events come in the same order in both.
     """
 
     a: Arm
     b: Arm
     index_a: Ints
     index_b: Ints
-    same_order: bool
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -148,10 +50,35 @@ class Aligned:
         result[result] = (self.a.digest[a] == self.b.digest[b]).all(axis=1)
         return result
 
-    def site(self, row: int) -> dict[str, Any]:
+    @cached_property
+    def rows(self) -> tuple[Ints, Ints]:
+        """Return the row of each of A's events, and of each of B's."""
+        return _inverse(self.index_a, len(self.a)), _inverse(self.index_b, len(self.b))
+
+    def having(self, test: Callable[[Site], bool]) -> Flags:
+        """Return for each row whether its site passes a test."""
+        result: Flags = np.zeros(len(self), bool)
+        for arm, index in ((self.b, self.index_b), (self.a, self.index_a)):
+            present = index >= 0
+            result[present] = arm.sites.having(test)[arm.site[index[present]]]
+        return result
+
+    def moved(self, counted: Flags) -> Ints:
+        """Return the fewest rows that account for events coming in another order.
+
+        Args:
+            counted: rows whose order matters; those that only one arm has never do.
+        """
+        rows = np.flatnonzero(self.paired & counted)
+        order = self.index_b[rows]
+        if (np.diff(order) > 0).all():
+            return np.zeros(0, np.int64)
+        return rows[~_longest_rise(order)]
+
+    def site(self, row: int) -> Site:
         """Return the site of a row, run A's if both have it."""
         arm, index = self.arm_of(row)
-        return arm.sites[int(arm.site[index])]
+        return arm.site_of(index)
 
     def arm_of(self, row: int) -> tuple[Arm, int]:
         """Return (arm, index) of a row's event, run A's if both have it."""
@@ -163,44 +90,79 @@ class Aligned:
 def align(a: Arm, b: Arm) -> Aligned:
     """Pair the events of two arms.
 
-    Equal sequences of keys pair by position. Else events pair by microbatch and key, which are
-    unique within a step; what only one arm has is put where it would have come.
+    Equal sequences of keys pair by position. Else events pair by microbatch and key; what only
+    one arm has is put where it would have come.
     """
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
-        return Aligned(a, b, index, index, True)
-    where_b = {place: i for i, place in enumerate(_places(b))}
-    pair = np.array([where_b.pop(place, -1) for place in _places(a)], np.int64)
-    only_b = np.array(sorted(where_b.values()), np.int64)
-    paired_b = pair[pair >= 0]
-    in_order = bool((np.diff(paired_b) > 0).all())
+        return Aligned(a, b, index, index)
+    pair = _pair(a, b)
+    is_only_b = np.ones(len(b), bool)
+    is_only_b[pair[pair >= 0]] = False
+    only_b = np.flatnonzero(is_only_b)
     # An event that only B has comes after the A-partner of the event before it in B.
-    partner = np.full(len(b) + 1, -1, np.int64)
-    partner[paired_b] = index[pair >= 0]
-    after = np.maximum.accumulate(partner[:-1]) if len(b) else partner[:-1]
-    position = np.concatenate([index, after[only_b]])
+    partner = np.full(len(b), -1, np.int64)
+    partner[pair[pair >= 0]] = index[pair >= 0]
+    position = np.concatenate([index, np.maximum.accumulate(partner)[only_b]])
     is_b = np.concatenate([np.zeros(len(a), np.int64), np.ones(len(only_b), np.int64)])
     order = np.lexsort((np.concatenate([index, only_b]), is_b, position))
     index_a = np.concatenate([index, np.full(len(only_b), -1, np.int64)])[order]
-    index_b = np.concatenate([pair, only_b])[order]
-    return Aligned(a, b, index_a, index_b, in_order)
+    return Aligned(a, b, index_a, np.concatenate([pair, only_b])[order])
 
 
-def _places(arm: Arm) -> Iterable[tuple[int, int]]:
-    return zip(arm.microbatch.tolist(), arm.key.tolist(), strict=True)
+def _pair(a: Arm, b: Arm) -> Ints:
+    """Return for each of A's events the index of B's with its microbatch and key, or -1.
+
+    Where a place comes more than once in a step, the nth pairs with the nth: none is lost.
+    """
+    columns = [(arm.microbatch, arm.key) for arm in (a, b)]
+    both = np.stack([np.concatenate(parts) for parts in zip(*columns, strict=True)])
+    _, place = np.unique(both, axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    place_a, place_b = ((_number_repeats(p)) for p in (place[: len(a)], place[len(a) :]))
+    order = np.argsort(place_b, kind="stable")
+    found = np.searchsorted(place_b, place_a, sorter=order)
+    pair = np.full(len(a), -1, np.int64)
+    inside = found < len(b)
+    candidate = order[found[inside]]
+    pair[inside] = np.where(place_b[candidate] == place_a[inside], candidate, -1)
+    return pair
 
 
-def _ints(column: pa.ChunkedArray) -> Ints:
-    result: Ints = column.to_numpy().astype(np.int64, copy=False)
+def _number_repeats(place: Ints) -> Ints:
+    """Return numbers that tell repeats of a number apart: the first, the second, ..."""
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    first = np.searchsorted(ordered, ordered)
+    repeat = np.empty(len(place), np.int64)
+    repeat[order] = np.arange(len(place)) - first
+    return (place.astype(np.int64) << 32) + repeat
+
+
+def _inverse(index: Ints, count: int) -> Ints:
+    rows = np.empty(count, np.int64)
+    rows[index[index >= 0]] = np.flatnonzero(index >= 0)
+    return rows
+
+
+def _longest_rise(numbers: Ints) -> Flags:
+    """Return which entries make up a longest strictly rising subsequence."""
+    values: list[int] = numbers.tolist()
+    tails: list[int] = []
+    ranks = []
+    for number in values:
+        rank = bisect_left(tails, number)
+        ranks.append(rank)
+        if rank == len(tails):
+            tails.append(number)
+        else:
+            tails[rank] = number
+    kept: list[int] = []
+    wanted, below = len(tails) - 1, 0
+    for i in range(len(values) - 1, -1, -1):
+        if ranks[i] == wanted and (not kept or values[i] < below):
+            kept.append(i)
+            wanted, below = wanted - 1, values[i]
+    result: Flags = np.zeros(len(values), bool)
+    result[kept] = True
     return result
-
-
-def _digests(table: pa.Table) -> npt.NDArray[np.uint64]:
-    """Return the digests as (events, 2) words, which compare faster than bytes."""
-    column = table["digest"].combine_chunks()
-    storage = column.storage if hasattr(column, "storage") else column
-    data = (
-        np.frombuffer(storage.buffers()[1], np.uint64) if len(storage) else np.zeros(0, np.uint64)
-    )
-    start = 2 * storage.offset
-    return data[start : start + 2 * len(storage)].reshape(-1, 2)

@@ -1,29 +1,25 @@
 """The whole way from two runs to a verdict."""
 
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Iterable
 
 from fpdiff.fingerprint.bisect import advice
-from fpdiff.fingerprint.bisect.align import Keys
-from fpdiff.fingerprint.bisect.attribute import Attribution, RankFindings
+from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
+from fpdiff.fingerprint.bisect.findings import RankFindings, examine
 from fpdiff.fingerprint.bisect.lens import Lens
-from fpdiff.fingerprint.bisect.origins import find_origins
-from fpdiff.fingerprint.bisect.preflight import Common, Ranges, preflight
+from fpdiff.fingerprint.bisect.metrics import find_metrics
+from fpdiff.fingerprint.bisect.preflight import Common, Ranges, preflight, ranks_text, steps_text
 from fpdiff.fingerprint.bisect.tier import RankTier
-from fpdiff.fingerprint.bisect.verdict import (
-    Compared,
-    Effects,
-    Metric,
-    Origin,
-    RankStep,
-    Verdict,
-)
+from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
 
-MAX_ORIGINS = 200
-"""A verdict lists so many origins at most; `num_origins` says how many there are."""
+_KEPT_RANKS = 4
+"""So many differing ranks keep their events in memory; those of others are read again."""
+
+_GENERATOR_RANKS = 16
+"""Generators that differ are looked into on so many ranks: it takes reading events."""
+
+Tiers = dict[int, RankTier]
 
 
 def compare_runs(
@@ -48,35 +44,42 @@ def compare_runs(
         CompareError: nothing that both hold can be compared.
     """
     common = preflight(a, b, ranks)
-    rungs_differ = a.info["level"] != b.info["level"]
-    lens = Lens(common.rung if rungs_differ else None, tuple(common.modules))
-    keys = Keys()
-    tiers: dict[int, RankTier] = {}
+    lens = Lens(common.rung if common.rungs_differ else None, tuple(common.modules))
+    tiers: Tiers = {}
+    found: list[RankFindings] = []
     for done, rank in enumerate(common.ranks):
-        tiers[rank] = RankTier(a.ranks[rank], b.ranks[rank], lens=lens, keys=keys, steps=steps)
-        _ = tiers[rank].differences
+        tier = tiers[rank] = RankTier(a.ranks[rank], b.ranks[rank], lens=lens, steps=steps)
+        finding = _first_finding(rank, tier)
+        found += [finding] if finding is not None else []
+        tier.is_held = finding is not None and len(found) <= _KEPT_RANKS
+        tier.release()
         if progress is not None:
             progress(done + 1, len(common.ranks))
+    notes = [*common.notes, *_step_notes(tiers), *_evaluation_notes(tiers, found)]
+    tiers = {rank: tier for rank, tier in tiers.items() if tier.steps}
     compared = _compared(common, tiers)
-    notes = common.notes + _length_notes(tiers, windowed=bool(steps))
-    found = [f for rank in common.ranks if (f := _first_finding(rank, tiers[rank], notes))]
     notes += _generator_notes(tiers) if not found else []
-    attribution = Attribution(found, rung=common.rung, environment=common.environment)
-    origins, receivers = attribution.attribute()
-    effects = _effects(tiers, found)
+    attribution = Attribution(
+        found,
+        groups=Groups(a, b),
+        ranks=compared.ranks,
+        rung=common.rung,
+        environment=common.environment,
+    )
+    origins = attribution.origins()
     return Verdict(
         verdict="diverged" if found else "identical",
-        summary=_summary(origins, compared) if found else _identical(compared),
+        summary=_diverged(origins, attribution) if found else _identical(compared),
         a=str(a.path),
         b=str(b.path),
         compared=compared,
         first_step=min((f.step for f in found), default=None),
-        origins=origins[:MAX_ORIGINS],
-        num_origins=len(origins),
-        receivers=receivers,
-        rank_steps=[_rank_step(f) for f in found],
-        effects=effects,
-        metrics=_metrics(tiers),
+        origins=origins,
+        num_origins=attribution.num_origins,
+        receivers=attribution.receivers,
+        rank_steps=[f.row for f in found],
+        effects=_effects(tiers.values(), diverged=bool(found)),
+        metrics=find_metrics(tiers),
         environment=common.environment,
         blind_spots=common.blind_spots,
         notes=notes,
@@ -84,150 +87,111 @@ def compare_runs(
     )
 
 
-def _compared(common: Common, tiers: dict[int, RankTier]) -> Compared:
+def _first_finding(rank: int, tier: RankTier) -> RankFindings | None:
+    """Return the first step of a rank in which something that counts differs."""
+    steps = (step for step, difference in tier.differences.items() if difference.any)
+    return next((found for step in steps if (found := examine(rank, step, tier))), None)
+
+
+def _compared(common: Common, tiers: Tiers) -> Compared:
     steps = sorted({step for tier in tiers.values() for step in tier.steps})
     events = sum(tier.num_events for tier in tiers.values())
-    if not steps or not events:
+    if not events:
         raise CompareError(
-            "the two runs have no closed step in common: record steps of the same numbers"
+            "the two runs have no complete step in common: record steps of the same numbers"
             " (--steps, --first-step)"
         )
     return Compared(
         rung=common.rung,
-        ranks=common.ranks,
+        ranks=list(tiers),
         steps=[steps[0], steps[-1]],
         num_steps=max(len(tier.steps) for tier in tiers.values()),
         events=events,
     )
 
 
-def _first_finding(rank: int, tier: RankTier, notes: list[str]) -> RankFindings | None:
-    """Return the first step of a rank in which something that counts differs."""
-    for step, difference in tier.differences.items():
-        if not difference.any:
-            continue
-        aligned = tier.aligned(step)
-        findings = find_origins(aligned)
-        found = RankFindings(rank, step, tier, aligned, findings)
-        if findings.mismatched.size or not (aligned.same_order or findings.num_evaluations):
-            return found
-        if findings.num_evaluations:
-            notes.append(
-                f"rank {rank}: only one run evaluated the model in step {step}"
-                f" ({findings.num_evaluations} events): nothing else differs there"
-            )
-    return None
-
-
-def _effects(tiers: dict[int, RankTier], found: list[RankFindings]) -> Effects:
+def _effects(tiers: Iterable[RankTier], *, diverged: bool) -> Effects:
     def first(what: str) -> int | None:
-        steps = [s for t in tiers.values() if (s := t.first_with(what)) is not None]
-        return min(steps, default=None)
+        return min((s for t in tiers if (s := t.first_with(what)) is not None), default=None)
 
-    last_differs = any(
-        tier.steps and tier.steps[-1] in tier.differences and tier.differences[tier.steps[-1]].any
-        for tier in tiers.values()
-    )
-    return Effects(
-        loss=first("loss"), parameters=first("parameters"), healed=bool(found) and not last_differs
-    )
+    healed = diverged and not any(tier.differs_at_end() for tier in tiers)
+    return Effects(loss=first("loss"), parameters=first("parameters"), healed=healed)
 
 
-def _metrics(tiers: dict[int, RankTier]) -> list[Metric]:
-    """Return the loss and the logged numbers that differ, each where it first does."""
-    found: dict[str, Metric] = {}
-    for rank, tier in tiers.items():
-        for what in ("loss", "metrics"):
-            step = tier.first_with(what)
-            for metric in _metrics_of(rank, tier, step) if step is not None else []:
-                known = found.get(metric.name)
-                if known is None or metric.step < known.step:
-                    found[metric.name] = metric
-    return list(found.values())
-
-
-def _metrics_of(rank: int, tier: RankTier, step: int) -> list[Metric]:
-    aligned = tier.aligned(step)
-    metrics: list[Metric] = []
-    for row in np.flatnonzero(~aligned.equal & aligned.paired).tolist():
-        site = aligned.site(row)
-        if site["kind"] not in ("loss", "metric"):
-            continue
-        a, b = (
-            arm.table["value"][int(index[row])].as_py()
-            for arm, index in ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b))
-        )
-        name = "loss" if site["kind"] == "loss" else site["slot"]
-        if name not in {metric.name for metric in metrics}:
-            metrics.append(Metric(name=name, step=step, rank=rank, a=a, b=b))
-    return metrics
-
-
-def _length_notes(tiers: dict[int, RankTier], *, windowed: bool) -> list[str]:
+def _step_notes(tiers: Tiers) -> list[str]:
     """Say where the runs cover other steps; ranks with the same story share a note."""
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
-        a, b = (sorted(rows) for rows in tier.rows)
-        if a != b and not windowed:
-            story = f"A has {_span(a)}, B has {_span(b)}: compared over {_span(tier.steps)}"
+        a, b = tier.all_steps
+        # With a window of steps, what lies outside of it is nobody's concern.
+        if not tier.steps or (a != b and not tier.is_windowed):
+            story = f"A has {steps_text(a)}, B has {steps_text(b)}"
+            story += f": compared over {steps_text(tier.steps)}"
             stories.setdefault(story, []).append(rank)
+    return _told(stories, len(tiers))
+
+
+def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
+    """Say where the runs evaluated the model otherwise and nothing else differs."""
+    end = {f.rank: f.step for f in found}
+    stories: dict[str, list[int]] = {}
+    for rank, tier in tiers.items():
+        steps: dict[str, list[int]] = {}
+        for step, difference in tier.differences.items():
+            if step < end.get(rank, step + 1) and (difference.evaluation or difference.unsure):
+                steps.setdefault(difference.evaluation, []).append(step)
+        for label, own in steps.items():
+            what = (
+                f"only {label} evaluated the model" if label else "one run evaluated the model more"
+            )
+            story = f"{what} in {steps_text(own)}; nothing else differs there"
+            stories.setdefault(story, []).append(rank)
+    return _told(stories, len(tiers))
+
+
+def _told(stories: dict[str, list[int]], num_ranks: int) -> list[str]:
     return [
-        story if len(ranks) == len(tiers) else f"rank {', '.join(map(str, ranks))}: {story}"
+        story if len(ranks) == num_ranks else f"{ranks_text(ranks)}: {story}"
         for story, ranks in stories.items()
     ]
 
 
-def _generator_notes(tiers: dict[int, RankTier]) -> list[str]:
+def _generator_notes(tiers: Tiers) -> list[str]:
     """Name generators that differ and are drawn from, though no tensor shows it.
 
     Generators that nobody seeded and nobody uses differ in any two runs: they are not named.
     """
-    for rank, tier in tiers.items():
-        step = tier.first_with("generator")
-        if step is None:
-            continue
-        used = tier.generators_drawn_from()
-        names = [name for name in tier.generators_that_differ(step) if name in used]
+    first = {rank: tier.first_with("generator") for rank, tier in tiers.items()}
+    differing = [(rank, step) for rank, step in first.items() if step is not None]
+    for rank, step in differing[:_GENERATOR_RANKS]:
+        used = tiers[rank].generators_drawn_from()
+        names = [name for name in tiers[rank].generators_that_differ(step) if name in used]
+        tiers[rank].release()
         if names:
             text = f"generator {', '.join(names)} differs from step {step} on (rank {rank}) and is"
             return [f"{text} drawn from, but no recorded tensor differs"]
     return []
 
 
-def _rank_step(found: RankFindings) -> RankStep:
-    aligned, findings = found.aligned, found.findings
-    return RankStep(
-        rank=found.rank,
-        step=found.step,
-        steps_matched=sum(step < found.step for step in found.tier.steps),
-        events=len(aligned),
-        mismatched=len(findings.mismatched),
-        only_a=int((aligned.index_b < 0).sum()),
-        only_b=int((aligned.index_a < 0).sum()),
-        carriers=findings.num_carriers,
-    )
-
-
-def _summary(origins: list[Origin], compared: Compared) -> str:
+def _diverged(origins: list[Origin], attribution: Attribution) -> str:
     if not origins:
-        return "diverged through a rank that was not compared"
-    first = origins[0]
-    where = f"rank {first.rank}, step {first.step}, {first.phase}"
-    return f"{where}: {first.summary} ({first.class_})"
+        # The origin is on a rank that was not compared: all that is known is how it came here.
+        first = min(attribution.receivers, key=lambda r: (r.step, r.rank))
+        return f"rank {first.rank}, step {first.step}: received through {first.via}"
+    origin, count = origins[0], attribution.num_origins
+    where = f"rank {origin.rank}, step {origin.step}, {origin.phase}"
+    more = f"; the first of {count:,} origins" if count > 1 else ""
+    return f"{where}: {origin.summary} ({origin.class_}{more})"
 
 
 def _identical(compared: Compared) -> str:
+    first, last = compared.steps
+    span = steps_text([first] if first == last else [first, last]).replace(", ", "-")
     return (
-        f"identical: {compared.events:,} events on {_count(len(compared.ranks), 'rank')} over"
-        f" {_count(compared.num_steps, 'step')} ({_span(compared.steps)}), rung {compared.rung}"
+        f"identical: {_count(compared.events, 'event')} on {_count(len(compared.ranks), 'rank')}"
+        f" over {_count(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
     )
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _span(steps: list[int]) -> str:
-    if not steps:
-        return "no step"
-    return f"step {steps[0]}" if steps[0] == steps[-1] else f"steps {steps[0]}-{steps[-1]}"

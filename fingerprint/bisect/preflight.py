@@ -1,6 +1,7 @@
 """What two runs have in common, and what about them differs without being a tensor."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from fpdiff.store.run import RankRecord, Run
 
 RUNGS = ("step", "layer")
 
+_MAX_STRETCHES = 8
 _DECIDES = "decides."
 _UNREMARKABLE = {"argv", "pid", "executable", "local_rank", "node_rank"}
 """Entries that differ between any two launches, or that the command says already."""
@@ -23,6 +25,7 @@ class Common:
 
     Attributes:
         rung: the deepest rung of both.
+        rungs_differ: whether the two have different ones.
         ranks: ranks of both.
         modules: regular expressions of the windows of modules, where they differ between runs.
         notes: what limits the comparison.
@@ -31,6 +34,7 @@ class Common:
     """
 
     rung: str
+    rungs_differ: bool
     ranks: list[int]
     modules: list[str]
     notes: list[str] = field(default_factory=list)
@@ -49,25 +53,30 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     Raises:
         CompareError: other digest algorithms, or no rank in common.
     """
-    if a.info["digest"] != b.info["digest"]:
+    digests = [run.info.get("digest") for run in (a, b)]
+    if digests[0] != digests[1]:
         raise CompareError(
-            f"{a.path} holds {a.info['digest']} digests and {b.path} {b.info['digest']}: record"
-            " one of them again"
+            f"{a.path} holds {digests[0]} digests and {b.path} {digests[1]}: record one of them"
+            " again"
         )
     notes: list[str] = []
     common = _common_ranks(a, b, ranks, notes)
-    rung = min(a.info["level"], b.info["level"], key=RUNGS.index)
-    if a.info["level"] != b.info["level"]:
-        notes.append(
-            f"A was recorded at rung {a.info['level']}, B at {b.info['level']}: compared at {rung}"
-        )
-    windows = [str(run.info["settings"].get("modules", "")) for run in (a, b)]
+    levels = [_level(run) for run in (a, b)]
+    rung = min(levels, key=RUNGS.index)
+    if levels[0] != levels[1]:
+        notes.append(f"A was recorded at rung {levels[0]}, B at {levels[1]}: compared at {rung}")
+    windows = [_modules(run) for run in (a, b)]
     if windows[0] != windows[1]:
-        notes.append("the runs were recorded for other modules: compared over those of both")
+        shown = [f"--modules {window!r}" if window else "all modules" for window in windows]
+        notes.append(
+            f"A was recorded for {shown[0]}, B for {shown[1]}: compared over what both have"
+        )
     for label, run in (("A", a), ("B", b)):
         notes += _unfinished(label, run, common)
+        notes += _undescribed(label, run, common)
     return Common(
         rung=rung,
+        rungs_differ=levels[0] != levels[1],
         ranks=common,
         modules=sorted({w for w in windows if w}) if windows[0] != windows[1] else [],
         notes=notes,
@@ -76,21 +85,50 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     )
 
 
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the options that a run was recorded with, as run.json has them."""
+    settings = run.info.get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _level(run: Run) -> str:
+    level = run.info.get("level")
+    if level not in RUNGS:
+        raise CompareError(
+            f"{run.path} was recorded at rung {level}, which this version of fpdiff cannot"
+            f" compare: it knows {' and '.join(RUNGS)}"
+        )
+    return str(level)
+
+
+def _modules(run: Run) -> str:
+    pattern = str(settings_of(run).get("modules") or "")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CompareError(
+            f"{run.path} was recorded for modules {pattern!r}, no regular expression: {error}"
+        ) from error
+    return pattern
+
+
 def _common_ranks(a: Run, b: Run, wanted: tuple[int, ...], notes: list[str]) -> list[int]:
     common = sorted(set(a.ranks) & set(b.ranks))
     for label, run, other in (("A", a, b), ("B", b, a)):
         missing = sorted(set(other.ranks) - set(run.ranks))
-        if missing:
-            notes.append(f"{label} has no rank {_list(missing)}: the others are compared")
+        if missing and not wanted:
+            notes.append(f"{label} has no {ranks_text(missing)}: the others are compared")
     if wanted:
         absent = sorted(set(wanted) - set(common))
         if absent:
-            raise CompareError(f"rank {_list(absent)} is not in both runs; both have {common}")
+            have = ranks_text(common) if common else "no rank"
+            verb = "is" if len(absent) == 1 else "are"
+            raise CompareError(f"{ranks_text(absent)} {verb} not in both runs; both have {have}")
         common = sorted(set(wanted))
     if not common:
         raise CompareError(
-            f"{a.path} and {b.path} have no rank in common: {_list(sorted(a.ranks)) or 'none'}"
-            f" against {_list(sorted(b.ranks)) or 'none'}"
+            f"{a.path} and {b.path} have no rank in common: one has"
+            f" {ranks_text(sorted(a.ranks))}, the other {ranks_text(sorted(b.ranks))}"
         )
     return common
 
@@ -107,9 +145,16 @@ def _unfinished(label: str, run: Run, ranks: list[int]) -> list[str]:
     if open_ranks:
         what = "was cut short" if run.info.get("ended") else "has not finished"
         notes.append(
-            f"{label}'s record of rank {_list(open_ranks)} {what}: its closed steps are compared"
+            f"{label}'s record of {ranks_text(open_ranks)} {what}: its complete steps are compared"
         )
     return notes
+
+
+def _undescribed(label: str, run: Run, ranks: list[int]) -> list[str]:
+    missing = [rank for rank in ranks if not _flat(run.ranks[rank])]
+    if not missing:
+        return []
+    return [f"{label} has no description of {ranks_text(missing)}: environments are not compared"]
 
 
 def _environment(a: Run, b: Run, ranks: list[int]) -> list[EnvironmentDifference]:
@@ -152,17 +197,35 @@ def _blind_spots(a: Run, b: Run, ranks: list[int]) -> list[dict[str, Any]]:
     counts: dict[str, list[int]] = {}
     for side, run in enumerate((a, b)):
         for rank in ranks:
-            for reason, count in run.ranks[rank].info.get("blind_spots", {}).items():
+            spots = run.ranks[rank].info.get("blind_spots")
+            for reason, count in spots.items() if isinstance(spots, dict) else ():
                 counts.setdefault(reason, [0, 0])[side] += count
     return [{"reason": r, "a": n[0], "b": n[1]} for r, n in sorted(counts.items())]
 
 
-def _list(numbers: list[int]) -> str:
-    """Return numbers as `0-3, 7`."""
+def numbers_text(numbers: list[int]) -> str:
+    """Return sorted numbers as `0-3, 7`; when there are many stretches, the first of them."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
             parts[-1] = [parts[-1][0], number]
         else:
             parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    shown = ["-".join(map(str, part)) for part in parts[:_MAX_STRETCHES]]
+    return ", ".join(shown) + (" and more" if len(parts) > _MAX_STRETCHES else "")
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Return `rank 3`, `ranks 0-3` or `no rank`."""
+    return _named("rank", ranks)
+
+
+def steps_text(steps: list[int]) -> str:
+    """Return `step 3`, `steps 0-3` or `no step`."""
+    return _named("step", steps)
+
+
+def _named(noun: str, numbers: list[int]) -> str:
+    if not numbers:
+        return f"no {noun}"
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)}"

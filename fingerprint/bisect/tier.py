@@ -1,151 +1,279 @@
 """Step digests: which step of a rank differs first, and what it does later.
 
 Only the step rows are read, a few hundred bytes a step whatever the number of events, unless a
-lens hides events; then each step is compared event by event.
+lens hides events; then each step is compared event by event. What was read is let go again with
+`RankTier.release`, since a run may have thousands of ranks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fpdiff.fingerprint.bisect.align import Aligned, Arm, Keys, align
+from fpdiff.fingerprint.bisect.align import Aligned, align
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites
 from fpdiff.fingerprint.bisect.lens import Lens
+from fpdiff.fingerprint.bisect.origins import find_origins, is_generator, is_kind
 from fpdiff.store.run import RankRecord
+from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
 Ranges = tuple[tuple[int, int], ...]
 
+_NOT_EVALUATION = tuple(phase for phase in PHASES if phase != "eval")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """What differs in a step of a rank."""
+    """What differs in a step of a rank.
+
+    Attributes:
+        any: a tensor or the structure, in a way that counts.
+        unsure: whether `any` counts can only be told from the events: both runs evaluated the
+            model, and nothing outside of it differs.
+        evaluation: "A" or "B" if only that run evaluated the model, else "".
+        loss: the loss; parameters, metrics (logged numbers) and generator (at step start) alike.
+        backward: something computed in the backward.
+    """
 
     any: bool
+    unsure: bool = False
+    evaluation: str = ""
     loss: bool
     parameters: bool
     metrics: bool
     generator: bool
+    backward: bool
+
+
+class _StepRows:
+    """One run's step rows of a rank, as arrays in the order of the steps."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table.sort_by("step")
+        self.step: Ints = self.table["step"].to_numpy()
+        self.events: Ints = self.table["events"].to_numpy()
+
+    def digests(self, name: str, at: Ints) -> tuple[npt.NDArray[np.uint64], Flags]:
+        """Return a column at some rows, as (rows, 2) words, and where it is not null."""
+        column = self.table[name].combine_chunks().storage.take(pa.array(at))
+        valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
+        filled = pc.fill_null(column, pa.scalar(bytes(DIGEST_BYTES), column.type))
+        words = np.frombuffer(filled.buffers()[1], np.uint64, count=2 * len(at))
+        return words.reshape(-1, 2), valid
+
+    def batches(self) -> dict[int, bytes]:
+        """Return the digest of each step's batch, for steps that have one."""
+        column = self.table["content_batch"].combine_chunks().storage.to_pylist()
+        pairs = zip(self.step.tolist(), column, strict=True)
+        return {step: digest for step, digest in pairs if digest is not None}
+
+
+class _Source:
+    """One run's record of a rank; reads lazily, and anew after it was let go."""
+
+    def __init__(self, record: RankRecord) -> None:
+        self.record = RankRecord(record.root, record.rank)
+
+    @cached_property
+    def rows(self) -> _StepRows:
+        return _StepRows(self.record.steps())
 
 
 class RankTier:
     """The steps that both runs have of one rank."""
 
-    def __init__(
-        self, a: RankRecord, b: RankRecord, *, lens: Lens, keys: Keys, steps: Ranges
-    ) -> None:
-        """Remember what to compare.
+    def __init__(self, a: RankRecord, b: RankRecord, *, lens: Lens, steps: Ranges) -> None:
+        """Read the step rows, and compare.
 
         Args:
             a: the rank in run A.
             b: the rank in run B.
             lens: which events are compared.
-            keys: numbers of site keys.
             steps: compare only these, all if empty.
+
+        Raises:
+            StoreError: a file is damaged.
         """
-        self.a = a
-        self.b = b
+        self._records = a, b
         self._lens = lens
-        self._keys = keys
-        self._window = steps
+        self.is_windowed = bool(steps)
+        self.is_held = False
+        self.all_steps = tuple(source.rows.step.tolist() for source in self._sources)
+        both, in_a, in_b = np.intersect1d(*self.all_steps, return_indices=True)
+        if steps:
+            keep = np.zeros(len(both), bool)
+            for first, end in steps:
+                keep |= (both >= first) & (both < end)
+            both, in_a, in_b = both[keep], in_a[keep], in_b[keep]
+        self.steps: list[int] = [int(step) for step in both]
+        self._num_events: Ints = self._sources[0].rows.events[in_a]
+        if lens.is_clear:
+            self.differences = self._compare_rows(in_a, in_b)
+        else:
+            self.differences = self._compare_events()
 
-    @cached_property
-    def rows(self) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-        """Return the step rows of A and of B, by step."""
-        return _rows(self.a), _rows(self.b)
-
-    @cached_property
-    def steps(self) -> list[int]:
-        """Return the steps of both, in order."""
-        a, b = self.rows
-        both = sorted(a.keys() & b.keys())
-        if not self._window:
-            return both
-        return [s for s in both if any(first <= s < end for first, end in self._window)]
-
-    @cached_property
+    @property
     def num_events(self) -> int:
-        """Return how many of A's events the comparison covers."""
-        return sum(self.rows[0][step]["events"] for step in self.steps)
+        """How many of A's events the comparison covers."""
+        return int(self._num_events.sum())
 
-    @cached_property
-    def differences(self) -> dict[int, StepDifference]:
-        """Return what differs, for each step in which something does."""
-        found = {step: self._difference(step) for step in self.steps}
-        return {step: d for step, d in found.items() if d.any or d.metrics or d.generator}
+    def num_events_of(self, step: int) -> int:
+        """Return how many of A's events a step holds."""
+        return int(self._num_events[self.num_steps_before(step)])
 
-    @cached_property
-    def first(self) -> int | None:
-        """Return the first step in which a tensor or the structure differs."""
-        return next((step for step, d in self.differences.items() if d.any), None)
+    def num_events_before(self, step: int) -> int:
+        """Return how many of A's events the steps before one hold."""
+        return int(self._num_events[: self.num_steps_before(step)].sum())
+
+    def num_steps_before(self, step: int) -> int:
+        """Return how many compared steps come before one."""
+        return int(np.searchsorted(self.steps, step))
 
     def first_with(self, what: str) -> int | None:
         """Return the first step in which an attribute of StepDifference is set."""
         return next((s for s, d in self.differences.items() if getattr(d, what)), None)
 
+    def differs_at_end(self) -> bool:
+        """Return whether the last step compared differs in a way that counts."""
+        last = self.differences.get(self.steps[-1]) if self.steps else None
+        if last is None or not last.any:
+            return False
+        return not last.unsure or bool(find_origins(self.aligned(self.steps[-1])))
+
+    def aligned(self, step: int) -> Aligned:
+        """Read and pair a step's events; the latest is remembered until `release`.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        if self._latest is None or self._latest[0] != step:
+            a, b = (
+                Arm(source.record, step, sites)
+                for source, sites in zip(self._sources, self._sites, strict=True)
+            )
+            self._latest = step, align(a, b)
+        return self._latest[1]
+
+    def sites_having(self, kind: str) -> list[Site]:
+        """Return run A's sites of a kind."""
+        return [site for site in self._sites[0].rows if site["kind"] == kind]
+
+    def release(self) -> None:
+        """Let go of everything that can be read again, unless `is_held`."""
+        if self.is_held:
+            return
+        self._latest = None
+        for name in ("_sources", "_sites"):
+            self.__dict__.pop(name, None)
+
+    def batches(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return the digest of each step's batch in A and in B, all steps they have."""
+        a, b = (source.rows.batches() for source in self._sources)
+        return a, b
+
     def generators_drawn_from(self) -> set[str]:
-        """Return the generators whose states change between the first and the last step."""
+        """Return the generators whose states change between a run's first and last step."""
         used = set()
-        for record in (self.a, self.b):
-            first, last = (_generator_states(record, s) for s in (self.steps[0], self.steps[-1]))
+        for source, steps in zip(self._sources, self.all_steps, strict=True):
+            first, last = (_generator_states(source.record, s) for s in (steps[0], steps[-1]))
             used |= {name for name in first if first[name] != last.get(name)}
         return used
 
     def generators_that_differ(self, step: int) -> list[str]:
         """Return the generators whose states at the start of a step differ."""
-        a, b = _generator_states(self.a, step), _generator_states(self.b, step)
+        a, b = (_generator_states(source.record, step) for source in self._sources)
         return [name for name in a if name in b and a[name] != b[name]]
 
-    def aligned(self, step: int) -> Aligned:
-        """Read and pair a step's events.
+    _latest: tuple[int, Aligned] | None = None
 
-        Raises:
-            StoreError: a file is damaged.
-        """
-        a = Arm(self.a, step, self._keys, self._lens)
-        return align(a, Arm(self.b, step, self._keys, self._lens))
+    @cached_property
+    def _sources(self) -> tuple[_Source, _Source]:
+        a, b = map(_Source, self._records)
+        return a, b
 
-    def _difference(self, step: int) -> StepDifference:
-        if not self._lens.is_clear:
-            return self._event_difference(step)
-        a, b = (rows[step] for rows in self.rows)
+    @cached_property
+    def _sites(self) -> tuple[Sites, Sites]:
+        keys = Keys()
+        a, b = (Sites(source.record, keys, self._lens) for source in self._sources)
+        return a, b
 
-        def differs(*columns: str) -> bool:
-            return any(a[c] != b[c] for c in columns)
+    def _compare_rows(self, in_a: Ints, in_b: Ints) -> dict[int, StepDifference]:
+        sides = [(source.rows, at) for source, at in zip(self._sources, (in_a, in_b), strict=True)]
 
-        def group(name: str) -> bool:
-            pairs = [(a[f"{c}_{name}"], b[f"{c}_{name}"]) for c in ("content", "structure")]
-            return any(x != y for x, y in pairs)
+        def differs(names: Iterable[str]) -> Flags:
+            result: Flags = np.zeros(len(in_a), bool)
+            for name in names:
+                (words_a, valid_a), (words_b, valid_b) = (
+                    rows.digests(name, at) for rows, at in sides
+                )
+                result |= (words_a != words_b).any(axis=1) | (valid_a != valid_b)
+            return result
 
-        return StepDifference(
-            any=differs("content", "structure"),
-            loss=group("loss"),
-            parameters=group("parameters"),
-            metrics=group("metrics"),
-            generator=group("generator"),
-        )
+        def group(*names: str) -> Flags:
+            return differs(f"{c}_{name}" for name in names for c in ("content", "structure"))
 
-    def _event_difference(self, step: int) -> StepDifference:
-        aligned = self.aligned(step)
-        kinds = {aligned.site(int(row))["kind"] for row in np.flatnonzero(~aligned.equal)}
-        return StepDifference(
-            any=bool(kinds - {"generator", "metric"}),
-            loss="loss" in kinds,
-            parameters="parameter" in kinds,
-            metrics="metric" in kinds,
-            generator="generator" in kinds,
-        )
+        total = differs(("content", "structure"))
+        has_a, has_b = (rows.digests("content_eval", at)[1] for rows, at in sides)
+        only_evaluation = total & ~group(*_NOT_EVALUATION) & group("eval")
+        loss, parameters, metrics = group("loss"), group("parameters"), group("metrics")
+        generator, backward = group("generator"), group("backward")
+        return {
+            self.steps[i]: StepDifference(
+                # The phases of an evaluation that only one run made are all that differs: the
+                # other phases hold the same events in the same order.
+                any=bool(total[i] and not (only_evaluation[i] and has_a[i] != has_b[i])),
+                unsure=bool(only_evaluation[i] and has_a[i] == has_b[i]),
+                evaluation="" if has_a[i] == has_b[i] else "A" if has_a[i] else "B",
+                loss=bool(loss[i]),
+                parameters=bool(parameters[i]),
+                metrics=bool(metrics[i]),
+                generator=bool(generator[i]),
+                backward=bool(backward[i]),
+            )
+            for i in np.flatnonzero(total | metrics | generator).tolist()
+        }
+
+    def _compare_events(self) -> dict[int, StepDifference]:
+        found = {}
+        counts = []
+        for step in self.steps:
+            aligned = self.aligned(step)
+            counts.append(len(aligned.a))
+            if not aligned.equal.all() or find_origins(aligned):
+                found[step] = _event_difference(aligned)
+        self._num_events = np.array(counts, np.int64)
+        return found
 
 
-def _rows(record: RankRecord) -> dict[int, dict[str, Any]]:
-    return {row["step"]: row for row in record.steps().to_pylist()}
+def _event_difference(aligned: Aligned) -> StepDifference:
+    different = ~aligned.equal
+    findings = find_origins(aligned)
+
+    def kind(name: str) -> bool:
+        return bool((different & aligned.having(is_kind(name))).any())
+
+    only_a = findings.num_evaluations and (different & (aligned.index_b < 0)).any()
+    return StepDifference(
+        any=bool(findings),
+        evaluation="" if not findings.num_evaluations else "A" if only_a else "B",
+        loss=kind("loss"),
+        parameters=kind("parameter"),
+        metrics=kind("metric"),
+        generator=bool((different & aligned.having(is_generator)).any()),
+        backward=kind("local_gradient"),
+    )
 
 
 def _generator_states(record: RankRecord, step: int) -> dict[str, Any]:
-    names = {
-        site["site"]: site["slot"]
-        for site in record.sites().to_pylist()
-        if site["kind"] == "generator" and site["phase"] == "init"
-    }
+    sites = record.sites()
+    wanted = pc.and_(pc.equal(sites["kind"], "generator"), pc.equal(sites["phase"], "init"))
+    found = sites.filter(wanted)
+    names = dict(zip(found["site"].to_pylist(), found["slot"].to_pylist(), strict=True))
     table = record.events(step).select(["site", "digest"])
-    return {names[e["site"]]: e["digest"] for e in table.to_pylist() if e["site"] in names}
+    table = table.filter(pc.is_in(table["site"], found["site"].combine_chunks()))
+    return {names[e["site"]]: e["digest"] for e in table.to_pylist()}

@@ -1,6 +1,11 @@
-"""The answer as plain data; terminal and JSON are renderings of it."""
+"""The answer as plain data; terminal and JSON are renderings of it.
 
-from dataclasses import asdict, dataclass, field
+JSON knows no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity" there,
+as in what `fpdiff sql --format json` prints.
+"""
+
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 SCHEMA = 1
@@ -28,7 +33,7 @@ class Compared:
         rung: the deepest that both runs recorded.
         ranks: ranks compared.
         steps: first and last step compared.
-        num_steps: how many steps, summed over nothing: the most that one rank compared.
+        num_steps: how many steps the rank compared over most of them has.
         events: events compared, on all ranks.
     """
 
@@ -64,7 +69,8 @@ class Origin:
         strength: what the attribution rests on, and what could not be seen.
         hint: what to do about it.
         evidence: further observations that bear on it.
-        count: how many neighbouring events this entry stands for.
+        count: how many neighbouring events this entry stands for; more than one only for
+            events that one run alone has, or that moved together.
     """
 
     rank: int
@@ -95,7 +101,14 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Receiver:
-    """A rank that took a mismatch in from others; `from_` is `from` in JSON."""
+    """A rank that took a mismatch in from others.
+
+    Attributes:
+        rank: the rank; `step` is the step.
+        from_: ranks whose own gradients differ; none if it came from ranks that were not
+            compared. `from` in JSON.
+        via: through what it came.
+    """
 
     rank: int
     step: int
@@ -142,7 +155,17 @@ class Effects:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """The first differing step of one rank."""
+    """The first differing step of one rank.
+
+    Attributes:
+        rank: the rank; `step` is the step.
+        steps_matched: compared steps before it.
+        events: of the step, those that only one run has included.
+        mismatched: events that differ; `only_a`, `only_b` and `carriers` are among them.
+        only_a: events that only run A has; `only_b` likewise.
+        moved: events that come at another place of the step.
+        carriers: events that read a mismatched one.
+    """
 
     rank: int
     step: int
@@ -151,6 +174,7 @@ class RankStep:
     mismatched: int
     only_a: int
     only_b: int
+    moved: int
     carriers: int
 
 
@@ -202,13 +226,17 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"schema": SCHEMA, **_plain(asdict(self))}
+        return {"schema": SCHEMA, **_plain(self)}
 
 
 def _plain(value: Any) -> Any:
-    """Rename fields that had to avoid Python's keywords, all the way down."""
+    """Return a value as JSON can hold it; fields that avoid Python's keywords get their names."""
+    if is_dataclass(value):
+        return {f.name.rstrip("_"): _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, dict):
-        return {key.rstrip("_"): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

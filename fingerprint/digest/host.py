@@ -98,7 +98,7 @@ def digest(tensor: torch.Tensor) -> bytes:
 
     Raises:
         Undigestible: a fake or meta tensor, one inside a functorch transform, a result still in
-            flight, or one whose storage has been freed.
+            flight, a lazy module's parameter, or one whose storage has been freed.
     """
     view = look(tensor)
     if view is not None:
@@ -120,7 +120,10 @@ def digest_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
     if not view.has_memory and tensor.numel():
         raise Undigestible("meta tensor" if tensor.is_meta else "freed storage")
     copy = tensor if view.is_on_host else _to_host(tensor)
-    copy = _row_major(copy)
+    try:
+        copy = _row_major(copy)
+    except NotImplementedError as error:  # A conjugate and negative view of complex32, say.
+        raise Undigestible(f"no copy kernel for {copy.dtype}") from error
     return xxhash.xxh3_128_digest(memory(copy, copy.nbytes))
 
 
@@ -152,6 +155,8 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized:
         raise Undigestible("functorch transform")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise Undigestible("uninitialized parameter")
     kind = type(tensor).__name__
     if kind == "FakeTensor":
         raise Undigestible("fake tensor")
@@ -160,7 +165,9 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         raise Undigestible("collective in flight")
     if hasattr(type(tensor), "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        yield from (getattr(tensor, name) for name in names)
+        parts = (getattr(tensor, name) for name in names)
+        # A distributed tensor lists its device mesh among them.
+        yield from (part for part in parts if isinstance(part, torch.Tensor))
     elif tensor.layout in _SPARSE_PARTS:
         yield from (getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout])
     elif tensor.is_quantized:

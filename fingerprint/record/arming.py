@@ -1,7 +1,6 @@
 """Puts the hooks in, and takes them out again."""
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -42,11 +41,9 @@ def arm(settings: Settings) -> Callable[[], None]:
         torch_optimizer.register_optimizer_step_pre_hook(optimizers.before),
         torch_optimizer.register_optimizer_step_post_hook(optimizers.after),
     ]
-    # Our hooks do nothing for what torch.compile makes, so its warning that they fire says nothing
-    # to the user; with -W error it would end the program.
-    warnings.filterwarnings(
-        "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"
-    )
+    modules_of_torch: Any = torch_modules
+    has_any_global_hook = modules_of_torch._has_any_global_hook
+    modules_of_torch._has_any_global_hook = _others_than({handle.id for handle in handles})
     autograd: Any = torch.autograd  # The name is private; nothing public says when a pass begins.
     engine = autograd._engine_run_backward
     autograd._engine_run_backward = gradients.watch(engine)
@@ -57,11 +54,28 @@ def arm(settings: Settings) -> Callable[[], None]:
             handle.remove()
         gradients.remove()
         autograd._engine_run_backward = engine
+        modules_of_torch._has_any_global_hook = has_any_global_hook
         if current.script is script:
             current.script = None
         recorder.close()
 
     return disarm
+
+
+def _others_than(own: set[int]) -> Callable[[], bool]:
+    """Return a function that says whether global module hooks exist besides our own.
+
+    Its one caller in torch warns that what torch.compile returns fires them once more. Ours do
+    nothing then, so the warning would tell the user nothing, and end a program that turns warnings
+    into errors.
+    """
+    names = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_hooks")
+    tables = [getattr(torch_modules, name) for name in (*names, "_global_backward_pre_hooks")]
+
+    def has_others() -> bool:
+        return any(key not in own for table in tables for key in table)
+
+    return has_others
 
 
 def _forget_in_child() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fpdiff.fingerprint.digest.host import look
+from fpdiff.fingerprint.record.names import below
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
@@ -102,30 +103,26 @@ class GradientHooks:
         recorder = self.recorder
         if gradient is None or not recorder.touch():
             return
-        where, slot = self._consumer(scope, slot, seq, step)
+        where = self._consumer(scope, seq, step)
+        # Under no consumer the path in full, since it may be below another root.
+        name = below(scope.path, scope.parent.path) if scope.parent and where else scope.path
+        slot = f"grad.{name or 'root'}.{slot}"
         self.microbatch = scope.microbatch
         reads = [seq] if step == recorder.step else []
         if where is not None and step == recorder.step:
-            reads += where.reads
+            reads += where.all_reads()
         if where is None:
             point = Point("backward", "gradient", "", "", 0, slot)
         else:
             point = Point("backward", "gradient", where.path, where.module_class, where.call, slot)
-        recorder.emit_tensor(
-            point,
-            gradient,
-            microbatch=scope.microbatch,
-            reads=sorted(set(reads))[-MAX_READS:],
-            span=recorder.next_seq() - recorder.backward_first_seq,
-        )
+        reads, span = self._edges(reads, recorder.backward_first_seq)
+        recorder.emit_tensor(point, gradient, microbatch=scope.microbatch, reads=reads, span=span)
 
-    def _consumer(self, scope: Scope, slot: str, seq: int, step: int) -> tuple[Scope | None, str]:
-        """Return the call whose backward computed a gradient, and the gradient's slot there."""
+    def _consumer(self, scope: Scope, seq: int, step: int) -> Scope | None:
+        """Return the call whose backward computed the gradient of output `seq`."""
         recorder = self.recorder
-        name = scope.path if scope.parent is None else _below(scope.path, scope.parent.path)
-        slot = f"grad.{name or 'root'}.{slot}"
         if step != recorder.step:
-            return scope.parent, slot
+            return scope.parent
         while (passed := recorder.passed_on.get(seq)) is not None:
             seq, scope = passed
         consumers = recorder.consumers.get(seq, [])
@@ -136,7 +133,7 @@ class GradientHooks:
             if len(inner) != 1:
                 break
             found = inner[0]
-        return found, slot
+        return found
 
     # Parameters
 
@@ -168,17 +165,24 @@ class GradientHooks:
         reads += recorder.calls_read.get((module, self.microbatch), ())
         if (before := recorder.gradient_seqs.get(id(parameter))) is not None:
             reads.append(before)  # It was added to what an earlier pass left.
+        reads, span = self._edges(reads, self._first_seq())
         seq = recorder.emit_tensor(
             Point("backward", "local_gradient", module, "", 0, f"grad.{name}"),
             parameter.grad,
             trust=False,
             follow=False,
             microbatch=self.microbatch,
-            reads=sorted(set(reads))[-MAX_READS:],
-            span=recorder.next_seq() - self._first_seq(),
+            reads=reads,
+            span=span,
         )
         if seq is not None:
             recorder.gradient_seqs[id(parameter)] = seq
+
+    def _edges(self, reads: list[int], first: int) -> tuple[list[int], int]:
+        """Return reads and span of an event that read `reads` and all since `first`."""
+        if len(reads) > MAX_READS:  # Too many to list: a longer span holds them all.
+            reads, first = [], min(first, *reads)
+        return reads, self.recorder.next_seq() - first
 
     def _first_seq(self) -> int:
         """Return the first event that a gradient may have read besides its module's own."""
@@ -191,7 +195,3 @@ class GradientHooks:
             handle.remove()
         self.handles.clear()
         self._followed.clear()
-
-
-def _below(path: str, parent: str) -> str:
-    return path.removeprefix(parent).lstrip(".")

@@ -70,8 +70,8 @@ class Discovery:
         modules = found[nn.Module]
         # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
         optimizers = [o for o in found[torch.optim.Optimizer] if "param_groups" in o.__dict__]
-        _adopt_copies(modules, names)
         _adopt_optimized(modules, optimizers, names)
+        _adopt_copies(modules, names)
         order = _parameter_order(names)
         _add(self._optimizers, sorted(optimizers, key=lambda o: _first_parameter(o, order)))
         _add(self._scalers, found[torch.amp.GradScaler])
@@ -81,7 +81,10 @@ def _adopt_copies(modules: list[nn.Module], names: Names) -> None:
     """Name the modules that are, or hold, another instance of a root's class."""
     classes = {type(root) for root in names.roots() if any(True for _ in root.parameters())}
     classes |= {type(m) for r in names.roots() if names.is_wrapper(r) for m in r.children()}
-    _adopt([m for m in modules if any(type(part) in classes for part in m.modules())], names)
+    copies = [m for m in modules if any(type(part) in classes for part in m.modules())]
+    if not names.has_main():  # A frozen teacher ran first: its trainable twin is no copy.
+        copies = [m for m in copies if not any(p.requires_grad for p in m.parameters())]
+    _adopt(copies, names, is_copy=True)
 
 
 def _adopt_optimized(
@@ -93,17 +96,17 @@ def _adopt_optimized(
     unknown = {id(p) for group in groups for p in group["params"]} - known.keys()
     if unknown:
         owners = [m for m in modules if any(id(p) in unknown for p in m.parameters())]
-        _adopt(owners, names)
+        _adopt(owners, names, is_copy=False)
 
 
-def _adopt(candidates: list[nn.Module], names: Names) -> None:
+def _adopt(candidates: list[nn.Module], names: Names, *, is_copy: bool) -> None:
     """Name the outermost of some modules, unless they share a part with a root."""
     inner = {id(part) for m in candidates for part in m.modules() if part is not m}
     own = {id(part) for root in names.roots() for part in root.modules()}
     for module in candidates:
         parts = [id(part) for part in module.modules()]
         if id(module) not in inner and not own.intersection(parts):
-            names.adopt(module, is_copy=True)
+            names.adopt(module, is_copy=is_copy)
 
 
 def _parameter_order(names: Names) -> dict[int, int]:

@@ -23,7 +23,7 @@ def recording(settings: Settings, *, force: bool) -> Iterator[None]:
         # The block may stay in a script that is also started under `fpdiff record`.
         warnings.warn(
             f"fpdiff: this process is being recorded already; {settings.out} is not written",
-            stacklevel=4,
+            stacklevel=5,
         )
         yield
         return

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -34,24 +35,31 @@ def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
         RecordError: the run's folder cannot be made, the command does not exist, or it succeeded
             without running a module, so that nothing was recorded.
     """
-    runfolder.create(settings, command, rank=launcher_rank(os.environ), force=force)
+    rank = launcher_rank(os.environ)
+    runfolder.create(settings, command, rank=rank, force=force)
     root = Path(settings.out)
+    is_only = rank is None  # Else other ranks' launchers share the folder, and it is theirs too.
     try:
         process = subprocess.Popen(command, env=_environment(settings))
     except OSError as error:
-        runfolder.remove_if_empty(root)
+        if is_only:
+            runfolder.remove_if_empty(root)
         raise RecordError(f"cannot run {command[0]!r}: {error.strerror or error}") from error
     with _signals_to(process):
         code = process.wait()
     exit_code = 128 - code if code < 0 else code
-    if runfolder.remove_if_empty(root):
+    if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(
                 f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module on"
                 f" a rank that was asked for; {root} was not kept"
             )
         return exit_code
-    runfolder.finish(root, exit_code)
+    try:
+        runfolder.finish(root, exit_code)
+    except OSError as error:
+        # The command has ended as it would have; a full disk must not look like its failure.
+        print(f"fpdiff: cannot note the end of {root}: {error}", file=sys.stderr)
     return exit_code
 
 

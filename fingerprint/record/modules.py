@@ -15,7 +15,7 @@ from fpdiff.fingerprint.digest.host import PlainView, look
 from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.containers import Slots, arguments, outputs
 from fpdiff.fingerprint.record.generators import torch_state
-from fpdiff.fingerprint.record.names import is_compiled
+from fpdiff.fingerprint.record.names import below, is_compiled
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
@@ -67,7 +67,7 @@ class ModuleHooks:
         seqs = [self._record_output(scope, slot, tensor) for slot, tensor in found]
         done = [seq for seq in seqs if seq is not None]
         if recorder.layers:
-            recorder.calls_read[scope.path, scope.microbatch] = scope.reads + done
+            recorder.calls_read[scope.path, scope.microbatch] = scope.all_reads() + done
         if scope.parent is not None:
             scope.parent.reads.extend(done if scope.recorded else scope.reads)
         else:
@@ -179,8 +179,11 @@ class ModuleHooks:
         """Record a tensor that the caller's own code made: the caller is where it came from."""
         caller = scope.parent
         assert caller is not None
-        name = scope.path.removeprefix(caller.path).lstrip(".") or scope.module_class
-        reads, span = self._reads([*caller.reads, base] if base is not None else caller.reads)
+        name = below(scope.path, caller.path)
+        if scope.path == caller.path:
+            name = scope.module_class
+        made_from = caller.all_reads()
+        reads, span = self._reads([*made_from, base] if base is not None else made_from)
         return self.recorder.emit_tensor(
             _point(caller, "input", f"{name}.{slot}"),
             tensor,
@@ -228,14 +231,14 @@ class ModuleHooks:
             return None
         if passed_on and producer is not None:
             recorder.passed_on[producer] = (seq, scope)
-        elif scope.phase == "forward":
+        elif scope.phase != "eval":
             self.gradients.follow(tensor, scope, slot, seq)
         return seq
 
     def _reads(self, seqs: list[int]) -> tuple[list[int], int]:
         """Return the reads and the span of an event that may have read each of `seqs`."""
         if len(seqs) <= MAX_READS:
-            return sorted(set(seqs)), 0
+            return seqs.copy(), 0
         return [], self.recorder.next_seq() - min(seqs)
 
     def _note_draw(self, scope: Scope | None) -> None:

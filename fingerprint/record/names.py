@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 _COMPILED = "_orig_mod"
 _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -21,8 +22,9 @@ class Names:
 
     def __init__(self) -> None:
         """Start with no root known."""
-        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # By identity: a module may define an equality of its own.
+        self._paths = WeakIdKeyDictionary(ref_type=WeakIdRef)
+        self._wrappers = WeakIdKeyDictionary(ref_type=WeakIdRef)
         self._roots: list[weakref.ref[nn.Module]] = []
         self._labels: Counter[str] = Counter()
         self._has_main = False
@@ -30,6 +32,10 @@ class Names:
     def roots(self) -> list[nn.Module]:
         """Return the roots that are alive, in the order in which they were met."""
         return [root for ref in self._roots if (root := ref()) is not None]
+
+    def has_main(self) -> bool:
+        """Return whether *the* root has been met."""
+        return self._has_main
 
     def adopt(self, root: nn.Module, *, is_copy: bool = False) -> bool:
         """Name a module that is called at the top level; return whether it is new.
@@ -46,7 +52,7 @@ class Names:
 
     def path(self, module: nn.Module, parent: str) -> str:
         """Return a module's path; one added since its root was named is looked for anew."""
-        path = self._paths.get(module)
+        path: str | None = self._paths.get(module)
         if path is None:
             for root in self.roots():
                 self._name_tree(root, self._paths.get(root, ""))
@@ -88,7 +94,7 @@ class Names:
             seen.add(id(module))
             wrapped = _wrapped(module)
             if wrapped is not None:
-                self._wrappers.add(module)
+                self._wrappers[module] = True
             if wrapped is None or is_compiled(module):
                 self._paths.setdefault(module, path)
             children = [(c, n) for n, c in module._modules.items() if c is not None]
@@ -101,6 +107,11 @@ class Names:
 def join(parent: str, name: str) -> str:
     """Return the path of a child."""
     return f"{parent}.{name}" if parent else name
+
+
+def below(path: str, parent: str) -> str:
+    """Return a path as seen from a parent; in full if it does not lie below it."""
+    return path.removeprefix(f"{parent}.") if parent else path
 
 
 def is_compiled(module: nn.Module) -> bool:

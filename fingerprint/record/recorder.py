@@ -275,7 +275,6 @@ class Recorder:
         self,
         point: Point,
         digest: bytes,
-        *,
         microbatch: int | None = None,
         dtype: torch.dtype | str = "",
         shape: torch.Size | tuple[()] = (),
@@ -344,16 +343,8 @@ class Recorder:
             return None
         if self.settings.stats and (row := statistics(tensor)) is not None:
             self._columns.stats[len(self._columns)] = row
-        seq = self.emit(
-            point,
-            digest,
-            microbatch=microbatch,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            reads=reads,
-            span=span,
-            value=scalar(tensor) if value else None,
-        )
+        number = scalar(tensor) if value else None
+        seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
         if follow:
             self.producers.put(tensor, view, seq)
         return seq

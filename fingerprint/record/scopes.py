@@ -30,6 +30,17 @@ class Scope:
     only_passes: bool  # has no code of its own: an nn.Sequential
     reads: list[int] = field(default_factory=list)
 
+    def all_reads(self) -> list[int]:
+        """Return `reads`, completed by the callers' where the call's arguments are not recorded.
+
+        That is so outside the window of modules; a root is always recorded.
+        """
+        reads, scope = self.reads, self
+        while not scope.recorded and scope.parent is not None:
+            scope = scope.parent
+            reads = reads + scope.reads
+        return reads
+
 
 class ScopeStack(threading.local):
     """Each thread's running calls, outermost first."""

@@ -1,5 +1,6 @@
 """What a script may call: step, log and mark."""
 
+import operator
 import warnings
 
 import torch
@@ -21,7 +22,12 @@ class ScriptCalls:
     def step(self, number: int) -> None:
         """Begin step `number`."""
         recorder = self.recorder
-        if not recorder.begin_explicit_step(int(number)):
+        try:
+            grows = recorder.begin_explicit_step(operator.index(number))
+        except TypeError:
+            warnings.warn(f"fpdiff: step({number!r}) is ignored: not an integer", stacklevel=4)
+            return
+        if not grows:
             warnings.warn(
                 f"fpdiff: step({number}) after step {recorder.step} is ignored: numbers must grow",
                 stacklevel=4,
@@ -31,9 +37,9 @@ class ScriptCalls:
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Record a metric of the open step; it does not open the next."""
         recorder = self.recorder
-        if not recorder.has_begun() or not recorder.continues():
+        if not self._is_open("log"):
             return
-        number = scalar(value) if isinstance(value, torch.Tensor) else float(value)
+        number = _number(value)
         if number is None:
             warnings.warn(
                 f"fpdiff: log({name!r}) is ignored: not a single real number", stacklevel=4
@@ -46,7 +52,10 @@ class ScriptCalls:
     def mark(self, name: str, tensor: torch.Tensor) -> None:
         """Record the digest of a tensor."""
         recorder = self.recorder
-        if not recorder.has_begun() or not recorder.continues():
+        if not self._is_open("mark"):
+            return
+        if not isinstance(tensor, torch.Tensor):
+            warnings.warn(f"fpdiff: mark({name!r}) is ignored: not a tensor", stacklevel=4)
             return
         view = look(tensor)
         seq, exact = recorder.producers.find(tensor, view)
@@ -54,3 +63,24 @@ class ScriptCalls:
         span = 0 if exact else recorder.num_step_events()
         point = Point("other", "mark", "", "", 0, name)
         recorder.emit_tensor(point, tensor, view, reads=reads, span=span)
+
+    def _is_open(self, call: str) -> bool:
+        """Return whether the step that a call belongs to is recorded.
+
+        After an optimizer's step that is the step that has just ended; where the script numbers
+        its steps, it is the one that it has begun.
+        """
+        recorder = self.recorder
+        if not recorder.has_begun():
+            recorder.blind_spots[f"{call}() before the first module ran"] += 1
+            return False
+        return recorder.continues() or (not recorder.boundary_due and recorder.touch())
+
+
+def _number(value: float | torch.Tensor) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return scalar(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

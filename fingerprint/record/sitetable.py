@@ -85,6 +85,6 @@ def _group_mask(phase: str, kind: str, module: str, slot: str) -> int:
     mask = 1 << PHASES.index(phase)
     if group := _GROUP_OF_KIND.get(kind):
         mask |= 1 << GROUPS.index(group)
-    elif kind == "input" and slot.startswith("arg."):
+    elif kind == "input" and phase == "forward" and slot.startswith("arg."):
         mask |= 1 << GROUPS.index("batch")
     return mask

@@ -38,7 +38,7 @@ class StateRecorder:
         self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
-        self._recorded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
         self._places: dict[int, tuple[str, str, str]] = {}
 
@@ -63,9 +63,9 @@ class StateRecorder:
 
     def record_root(self, root: nn.Module) -> None:
         """Emit the parameters and buffers of one root, once a step."""
-        if root in self._recorded:
+        if id(root) in self._recorded:
             return
-        self._recorded.add(root)
+        self._recorded.add(id(root))
         recorder = self.recorder
         for path, module in recorder.names.modules(root):
             if path in self.module_reads:
@@ -137,7 +137,8 @@ class StateRecorder:
         return known
 
     def _slot(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-        index = self.discovery.optimizers().index(optimizer)
+        optimizers = self.discovery.optimizers()
+        index = next(i for i, known in enumerate(optimizers) if known is optimizer)
         for g, group in enumerate(optimizer.param_groups):
             for p, held in enumerate(group["params"]):
                 if held is parameter:

@@ -1,0 +1,172 @@
+"""One run's events of a step, as arrays."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fpdiff.fingerprint.bisect.lens import Lens
+from fpdiff.store.run import RankRecord
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Site = dict[str, Any]
+
+_KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot")
+"""What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
+
+
+class Keys:
+    """Numbers site keys, and descriptions (dtype, shape), alike for both runs."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._keys: dict[tuple[Any, ...], int] = {}
+        self._descriptions: dict[tuple[Any, ...], int] = {}
+
+    def number(self, site: Site) -> tuple[int, int]:
+        """Return the numbers of a site's key and of its description."""
+        key = tuple(site[name] for name in _KEY)
+        description = (site["dtype"], *site["shape"])
+        return (
+            self._keys.setdefault(key, len(self._keys)),
+            self._descriptions.setdefault(description, len(self._descriptions)),
+        )
+
+
+class Sites:
+    """The sites of one rank of one run, as arrays over their rows."""
+
+    def __init__(self, record: RankRecord, keys: Keys, lens: Lens) -> None:
+        """Read the sites.
+
+        Args:
+            record: the rank.
+            keys: numbers site keys; the same object for both runs.
+            lens: which events are compared.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        self.rows: list[Site] = record.sites().sort_by("site").to_pylist()
+        self.number = np.array([row["site"] for row in self.rows], np.int64)
+        numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 2)
+        self.key, self.description = numbers.T
+        self.shown: Flags = np.array([lens.shows(row) for row in self.rows], bool)
+        self._flags: dict[Callable[[Site], bool], Flags] = {}
+
+    def having(self, test: Callable[[Site], bool]) -> Flags:
+        """Return for each row whether it passes a test; remembered by the function."""
+        if test not in self._flags:
+            self._flags[test] = np.array([test(row) for row in self.rows], bool)
+        return self._flags[test]
+
+
+class Arm:
+    """One run's events of a step, those that the lens shows.
+
+    Attributes:
+        table: the events.
+        sites: the rank's sites; `site` holds each event's row in them.
+        key: number of the site's key; `description` that of its dtype and shape.
+        digest: as (events, 2) words, which compare faster than bytes.
+    """
+
+    def __init__(self, record: RankRecord, step: int, sites: Sites) -> None:
+        """Read the events.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        table = record.events(step)
+        site = np.searchsorted(sites.number, _ints(table["site"]))
+        keep = sites.shown[site]
+        self._all_seqs = _ints(table["seq"])
+        if not keep.all():
+            table, site = table.filter(pa.array(keep)), site[keep]
+        self.table = table
+        self.sites = sites
+        self.site = site
+        self.seq = _ints(table["seq"])
+        self.microbatch = _ints(table["microbatch"])
+        self.key = sites.key[site]
+        self.description = sites.description[site]
+        self.digest = _digests(table)
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.seq)
+
+    def site_of(self, index: int) -> Site:
+        """Return an event's row of SITES."""
+        return self.sites.rows[int(self.site[index])]
+
+    def direct(self, index: int) -> Ints:
+        """Return the indices of the events that an event names as its inputs, in order."""
+        event, producer = self._edges
+        first, end = np.searchsorted(event, [index, index + 1])
+        result: Ints = np.unique(producer[first:end])
+        return result
+
+    def producers(self, index: int) -> Ints:
+        """Return the indices of all events that an event read: those it names come first."""
+        direct = self.direct(index)
+        first = int(self._span_start[index])
+        between: Ints = np.arange(first, index, dtype=np.int64)
+        return np.concatenate([direct, np.setdiff1d(between, direct, assume_unique=True)])
+
+    def read_any(self, flags: Flags) -> Flags:
+        """Return for each event whether it read an event that is flagged."""
+        event, producer = self._edges
+        before = np.concatenate([[0], np.cumsum(flags)])
+        result: Flags = before[np.arange(len(self))] > before[self._span_start]
+        result[event[flags[producer]]] = True
+        return result
+
+    @cached_property
+    def _inputs(self) -> tuple[Ints, Ints]:
+        """Return (event, seq of what it read) for each input of each event."""
+        inputs = self.table["inputs"].combine_chunks()
+        counts = np.diff(np.asarray(inputs.offsets)) if len(inputs) else np.zeros(0, np.int64)
+        event = np.repeat(np.arange(len(self), dtype=np.int64), counts)
+        return event, self.seq[event] - np.asarray(inputs.flatten(), np.int64)
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints]:
+        """Return (event, producer) as indices; what the lens hides or another step has is left."""
+        event, wanted = self._inputs
+        found = np.isin(wanted, self.seq)
+        return event[found], np.searchsorted(self.seq, wanted[found])
+
+    @cached_property
+    def _span_start(self) -> Ints:
+        """Return the first of the events just before each event that it read as well.
+
+        An event that read something hidden counts as having read everything before it: what it
+        had from there is not known.
+        """
+        span = _ints(self.table["span"])
+        start: Ints = np.searchsorted(self.seq, self.seq - span).astype(np.int64)
+        if len(self._all_seqs) > len(self):
+            hidden = np.setdiff1d(self._all_seqs, self.seq, assume_unique=True)
+            in_span = np.searchsorted(hidden, self.seq) > np.searchsorted(hidden, self.seq - span)
+            event, wanted = self._inputs
+            in_span[event[np.isin(wanted, hidden)]] = True
+            start[in_span] = 0
+        return start
+
+
+def _ints(column: pa.ChunkedArray) -> Ints:
+    result: Ints = column.to_numpy().astype(np.int64, copy=False)
+    return result
+
+
+def _digests(table: pa.Table) -> npt.NDArray[np.uint64]:
+    column = table["digest"].combine_chunks()
+    storage = column.storage if hasattr(column, "storage") else column
+    words = np.frombuffer(storage.buffers()[1], np.uint64) if len(storage) else np.zeros(0, "u8")
+    start = 2 * storage.offset
+    return words[start : start + 2 * len(storage)].reshape(-1, 2)

@@ -1,0 +1,204 @@
+"""An origin in full: its class, its two sides, what it read, and the evidence."""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fpdiff.fingerprint.bisect import advice
+from fpdiff.fingerprint.bisect.align import Aligned
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
+from fpdiff.fingerprint.bisect.classify import Facts, Kind, Reduction, classify, moved
+from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
+from fpdiff.fingerprint.bisect.shift import describe_shift
+from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin
+from fpdiff.store.schema import digest_text
+
+MAX_INPUTS = 16
+_MAX_NAMES = 3
+
+
+class Describer:
+    """Describes the origins of one rank, the earliest first."""
+
+    def __init__(
+        self,
+        found: RankFindings,
+        *,
+        rung: str,
+        environment: list[EnvironmentDifference],
+        group: frozenset[int],
+    ) -> None:
+        """Remember what they are described from.
+
+        Args:
+            found: the rank's findings.
+            rung: what was compared.
+            environment: entries that differ on the rank and can change a result.
+            group: the ranks that gradients are reduced with, this one included.
+        """
+        self._found = found
+        self._rung = rung
+        self._environment = environment
+        self._group = group
+        self._evidence_given: set[str] = set()
+
+    def origin(self, candidate: Candidate) -> Origin:
+        """Describe one origin.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        aligned = self._aligned
+        site = aligned.site(candidate.row)
+        arm, index = aligned.arm_of(candidate.row)
+        inputs = self._inputs(arm, index)
+        facts = self._facts(candidate.row, site, len(inputs))
+        kind = moved(site, candidate.count) if candidate.moved else classify(site, facts)
+        return Origin(
+            rank=self._found.rank,
+            step=self._found.step,
+            microbatch=int(arm.microbatch[index]),
+            phase=site["phase"],
+            module=site["module"],
+            module_class=site["module_class"],
+            call=site["call"],
+            op=site["op"],
+            occurrence=site["occurrence"],
+            kind=site["kind"],
+            slot=site["slot"],
+            seq=int(arm.seq[index]),
+            class_=kind.class_,
+            component=kind.component,
+            summary=kind.what,
+            a=_side(aligned.a, int(aligned.index_a[candidate.row])),
+            b=_side(aligned.b, int(aligned.index_b[candidate.row])),
+            inputs=[_name(arm.site_of(i)) for i in inputs[:MAX_INPUTS].tolist()],
+            num_inputs=len(inputs),
+            matched_before=self._matched_before(candidate.row),
+            strength=advice.strength(self._rung, kind.class_, len(inputs)),
+            hint=advice.hint(kind.class_, kind.component),
+            evidence=self._evidence(kind),
+            count=candidate.count,
+        )
+
+    @property
+    def _aligned(self) -> Aligned:
+        return self._found.tier.aligned(self._found.step)
+
+    def _matched_before(self, row: int) -> int:
+        earlier = self._found.tier.num_events_before(self._found.step)
+        return earlier + int(self._aligned.equal[:row].sum())
+
+    def _inputs(self, arm: Arm, index: int) -> Ints:
+        """Return what an event read that is equal in both runs."""
+        producers = arm.producers(index)
+        rows = self._aligned.rows[0 if arm is self._aligned.a else 1][producers]
+        # A span may hold what differs and does not count, such as a generator nobody draws from.
+        return producers[self._aligned.equal[rows]]
+
+    def _facts(self, row: int, site: Site, num_inputs: int) -> Facts:
+        aligned = self._aligned
+        in_a, in_b = bool(aligned.index_a[row] >= 0), bool(aligned.index_b[row] >= 0)
+        return Facts(
+            in_a=in_a,
+            in_b=in_b,
+            same_description=bool(aligned.described_alike[row]),
+            num_inputs=num_inputs,
+            other_inputs=self._other_inputs(row) if in_a and in_b else {},
+            generators=self._drawn_from() if self._rung == "step" else [],
+            environment=self._environment,
+            reduction=self._reduction(site),
+        )
+
+    def _other_inputs(self, row: int) -> dict[str, str]:
+        """Name what the row's event read in one run only.
+
+        Equal digests of what each read say nothing where the two read different things.
+        """
+        aligned = self._aligned
+        read = [
+            aligned.rows[which][arm.direct(int(index[row]))]
+            for which, (arm, index) in enumerate(
+                ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b))
+            )
+        ]
+        found = {}
+        for label, own, other in (("A", read[0], read[1]), ("B", read[1], read[0])):
+            names = [_name(aligned.site(r)) for r in np.setdiff1d(own, other).tolist()]
+            if names:
+                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+                found[label] = ", ".join(names[:_MAX_NAMES]) + more
+        return found
+
+    def _reduction(self, site: Site) -> Reduction | None:
+        if len(self._group) < 2:
+            return None
+        return Reduction(
+            num_ranks=len(self._group),
+            local_is_known=(site["module"], site["slot"]) in self._found.has_local,
+        )
+
+    @cached_property
+    def _generators(self) -> list[str]:
+        """Generators that differ at the start of the step, where that may matter.
+
+        Python's and numpy's, when nobody seeded them, differ in any two runs; they are named only
+        where something drew from them.
+        """
+        tier, step = self._found.tier, self._found.step
+        if not tier.differences[step].generator:
+            return []
+        names = tier.generators_that_differ(step)
+        return [n for n in names if n.startswith("torch") or n in self._used]
+
+    @cached_property
+    def _used(self) -> set[str]:
+        return self._found.tier.generators_drawn_from()
+
+    def _drawn_from(self) -> list[str]:
+        return [name for name in self._generators if name in self._used]
+
+    def _evidence(self, kind: Kind) -> list[str]:
+        """Return what bears on all of a rank's origins of a class; said of the first of them."""
+        if kind.class_ in self._evidence_given:
+            return []
+        self._evidence_given.add(kind.class_)
+        found = self._found
+        evidence = []
+        if kind.class_ == "data" and (shift := describe_shift(found.tier, found.step)):
+            evidence.append(shift)
+        if kind.class_ in ("data", "rng", "state", "computation"):
+            evidence += [
+                f"generator {name} differs already at the start of step {found.step}"
+                for name in self._generators
+            ]
+        if kind.class_ == "environment":
+            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in self._environment]
+        before = found.tier.num_steps_before(found.step)
+        if kind.class_ == "state" and before:
+            evidence.append(
+                f"step {found.tier.steps[before - 1]} compared equal: this changed after it, or in"
+                " it by something that was not recorded"
+            )
+        if found.evaluation and kind.class_ in ("rng", "state"):
+            evidence.append(f"only {found.evaluation} evaluated the model in this step")
+        return evidence
+
+
+def _side(arm: Arm, index: int) -> dict[str, Any] | None:
+    if index < 0:
+        return None
+    event = arm.table.slice(index, 1).to_pylist()[0]
+    site = arm.site_of(index)
+    side = {
+        "digest": digest_text(event["digest"].bytes),
+        "dtype": site["dtype"],
+        "shape": site["shape"],
+    }
+    extra = {name: event[name] for name in ("value", "l2", "absmax", "nonfinite")}
+    return side | {name: value for name, value in extra.items() if value is not None}
+
+
+def _name(site: Site) -> str:
+    return f"{site['phase']} {site['kind']} {site['module']}.{site['slot']}".replace(" .", " ")

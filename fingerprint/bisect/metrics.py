@@ -1,0 +1,60 @@
+"""The loss and the logged numbers that differ, each where it first does."""
+
+import numpy as np
+
+from fpdiff.fingerprint.bisect.origins import is_kind
+from fpdiff.fingerprint.bisect.tier import RankTier
+from fpdiff.fingerprint.bisect.verdict import Metric
+
+MAX_EVENTS = 4_000_000
+"""Step rows do not say which logged number differs: so many events are read to find out."""
+
+
+def find_metrics(tiers: dict[int, RankTier]) -> list[Metric]:
+    """Return the numbers that differ, the earliest first.
+
+    A step is read only if it may hold one that is not known yet to differ earlier.
+
+    Raises:
+        StoreError: a file is damaged.
+    """
+    found: dict[str, Metric] = {}
+    names: dict[int, set[str]] = {}
+    budget = MAX_EVENTS
+    # The loss's own group in the step rows says where it first differs: one read settles it.
+    losses = [
+        (s, rank, True) for rank, t in tiers.items() if (s := t.first_with("loss")) is not None
+    ]
+    logged = [
+        (step, rank, False)
+        for rank, tier in tiers.items()
+        for step, difference in tier.differences.items()
+        if difference.metrics
+    ]
+    for step, rank, is_loss in sorted(losses)[:1] + sorted(logged):
+        tier = tiers[rank]
+        if not is_loss:
+            if rank not in names:
+                names[rank] = {site["slot"] for site in tier.sites_having("metric")}
+            if names[rank] <= found.keys() or budget <= 0:
+                continue
+        budget -= 2 * tier.num_events_of(step)
+        for metric in _metrics_of(rank, tier, step):
+            found.setdefault(metric.name, metric)
+        tier.release()
+    return sorted(found.values(), key=lambda m: (m.name != "loss", m.step, m.rank))
+
+
+def _metrics_of(rank: int, tier: RankTier, step: int) -> list[Metric]:
+    aligned = tier.aligned(step)
+    rows = ~aligned.equal & aligned.paired & aligned.having(is_kind("loss", "metric"))
+    metrics = []
+    for row in np.flatnonzero(rows).tolist():
+        site = aligned.site(row)
+        a, b = (
+            arm.table["value"][int(index[row])].as_py()
+            for arm, index in ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b))
+        )
+        name = "loss" if site["kind"] == "loss" else site["slot"]
+        metrics.append(Metric(name=name, step=step, rank=rank, a=a, b=b))
+    return metrics

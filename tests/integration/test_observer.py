@@ -1,0 +1,83 @@
+"""The recorder changes no bit of what a program computes, and leaves nothing behind in it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import (
+    PROGRAMS,
+    PYTHON,
+    Jobs,
+    compare_json,
+    parameters,
+    rank_info,
+    record_well,
+    run,
+)
+
+ZOO = PROGRAMS / "zoo.py"
+CASES = re.findall(r"^def case_(\w+)", ZOO.read_text(), re.MULTILINE)
+MODES = {
+    "step": ("--level", "step"),
+    "layer": ("--level", "layer"),
+    "all": ("--level", "layer", "--stats", "--rehash"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zoo")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder: Path) -> Iterator[Jobs]:
+    jobs = Jobs()
+    jobs.add("unrecorded", run, [*PYTHON, ZOO])
+    for mode, options in MODES.items():
+        jobs.add(mode, record_well, folder / mode, [*PYTHON, ZOO], *options)
+    yield jobs
+    jobs.close()
+
+
+def lines_of(output: str, case: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith(f"{case}: ")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits(jobs: Jobs, case: str, mode: str) -> None:
+    bare = lines_of(jobs["unrecorded"].stdout, case)
+    assert bare and "failed" not in bare[0], bare
+    assert lines_of(jobs[mode].stdout, case) == bare
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_was_watched(jobs: Jobs, folder: Path, mode: str) -> None:
+    """The recorder had no bug of its own, and nobody was warned of anything."""
+    assert jobs[mode].stderr.startswith("fpdiff: recorded to ")
+    assert len(jobs[mode].stderr.splitlines()) == 1
+    info = rank_info(folder / mode)
+    assert info["finished"] and "stopped" not in info
+
+
+def test_twins_of_different_care(jobs: Jobs, folder: Path) -> None:
+    assert jobs["layer"] and jobs["all"]
+    verdict = compare_json(folder / "layer", folder / "all")
+    assert verdict["verdict"] == "identical", verdict["summary"]
+
+
+@pytest.mark.parametrize("mode", ["a", "b", "step a"])
+def test_same_bits_on_two_ranks(gpt_jobs: Jobs, mode: str) -> None:
+    bare = parameters(gpt_jobs["unrecorded"].stdout)
+    assert len(bare) == 2 and bare[0] == bare[1]
+    assert parameters(gpt_jobs[mode].stdout) == bare
+    assert gpt_jobs["unrecorded"].stderr == "".join(
+        gpt_jobs[mode].stderr.splitlines(keepends=True)[:-1]
+    )
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    result = run([*PYTHON, PROGRAMS / "record_in_code.py", tmp_path])
+    assert result.returncode == 0, result.stderr
+    assert (result.stdout, result.stderr) == ("as before\n" * 3, "")

@@ -1,0 +1,102 @@
+"""Code that nobody here wrote: transformers' models and its Trainer, recorded unmodified."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import (
+    PROGRAMS,
+    PYTHON,
+    Jobs,
+    compare_json,
+    parameters,
+    rank_info,
+    record_well,
+    run,
+)
+
+MODELS = ("gpt2", "llama")
+PARAMETER = {
+    "gpt2": "transformer.h.1.mlp.c_fc.weight",
+    "llama": "model.layers.1.mlp.up_proj.weight",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transformers")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder: Path) -> Iterator[Jobs]:
+    jobs = Jobs()
+    for model in MODELS:
+        command = [*PYTHON, PROGRAMS / "train_transformers.py", model]
+        arms: dict[str, tuple[object, ...]] = {
+            "a": (),
+            "b": (),
+            "data": ("--data-seed", 2),
+            "state": ("--perturb", PARAMETER[model]),
+        }
+        if model == "gpt2":  # Llama has no dropout.
+            arms["seed"] = ("--seed", 1)
+            jobs.add("gpt2 unrecorded", run, command)
+        for arm, options in arms.items():
+            jobs.add(f"{model} {arm}", record_well, folder / f"{model} {arm}", [*command, *options])
+    yield jobs
+    jobs.close()
+
+
+def verdict_on(jobs: Jobs, folder: Path, model: str, arm: str) -> dict[str, Any]:
+    """Wait for two runs and compare them."""
+    assert jobs[f"{model} a"] and jobs[f"{model} {arm}"]
+    return compare_json(folder / f"{model} a", folder / f"{model} {arm}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_twins(jobs: Jobs, folder: Path, model: str) -> None:
+    verdict = verdict_on(jobs, folder, model, "b")
+    assert verdict["verdict"] == "identical"
+    assert verdict["compared"]["steps"] == [0, 19]
+    assert verdict["compared"]["events"] > 20 * 100
+    info = rank_info(folder / f"{model} a")
+    assert info["finished"] and "stopped" not in info
+
+
+def test_unchanged_by_the_observer(jobs: Jobs) -> None:
+    assert parameters(jobs["gpt2 a"].stdout) == parameters(jobs["gpt2 unrecorded"].stdout)
+    bare, recorded = (jobs[f"gpt2 {arm}"].stderr.splitlines() for arm in ("unrecorded", "a"))
+    assert recorded[:-1] == bare
+    assert recorded[-1].startswith("fpdiff: recorded to ")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_other_data(jobs: Jobs, folder: Path, model: str) -> None:
+    verdict = verdict_on(jobs, folder, model, "data")
+    batches = [
+        [line for line in jobs[f"{model} {arm}"].stdout.splitlines() if line.startswith("batch")]
+        for arm in ("a", "data")
+    ]
+    step = next(n for n, (a, b) in enumerate(zip(*batches, strict=True)) if a != b)
+    origin = verdict["origins"][0]
+    assert (origin["step"], origin["class"], origin["phase"]) == (step, "data", "forward")
+    assert verdict["first_step"] == verdict["effects"]["loss"] == step
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_perturbed_parameter(jobs: Jobs, folder: Path, model: str) -> None:
+    verdict = verdict_on(jobs, folder, model, "state")
+    module, _, name = PARAMETER[model].rpartition(".")
+    assert verdict["num_origins"] == 1
+    origin = verdict["origins"][0]
+    assert (origin["step"], origin["class"], origin["component"]) == (0, "state", "parameter")
+    assert (origin["module"], origin["slot"]) == (module, name)
+
+
+def test_other_dropout(jobs: Jobs, folder: Path) -> None:
+    verdict = verdict_on(jobs, folder, "gpt2", "seed")
+    assert verdict["first_step"] == 0
+    origin = verdict["origins"][0]
+    assert (origin["step"], origin["class"], origin["phase"]) == (0, "rng", "forward")
+    assert (origin["module"], origin["module_class"]) == ("transformer.drop", "Dropout")

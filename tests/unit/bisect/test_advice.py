@@ -1,0 +1,81 @@
+"""Hints, strength, and the next command."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import write_run_json
+from verdicts import origin
+
+from fpdiff.fingerprint.bisect.advice import hint, next_command, strength
+from fpdiff.fingerprint.bisect.classify import _COMPONENT, OUTSIDE
+from fpdiff.fingerprint.bisect.verdict import CLASSES, Origin
+from fpdiff.store.run import Run
+
+
+def run(root: Path, ranks: int = 2, **changes: Any) -> Run:
+    write_run_json(root, **changes)
+    (root / "ranks").mkdir()
+    for rank in range(ranks):
+        (root / "ranks" / f"rank={rank:05d}.json").write_text("{}")
+    return Run.open(root)
+
+
+def command(tmp_path: Path, rung: str, *origins: Origin, **changes: Any) -> str | None:
+    found = next_command(run(tmp_path / "b", **changes), rung, list(origins))
+    return found and found.replace(str(tmp_path), "")
+
+
+def test_every_class_and_component_has_a_hint() -> None:
+    for class_ in CLASSES:
+        assert class_ == "state" or hint(class_, None)
+    for component in _COMPONENT.values():
+        assert hint("state", component) and hint("state", component + OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("rung", "class_", "count", "says"),
+    [
+        ("layer", "state", 0, "compared directly"),
+        ("layer", "data", 3, "compared directly"),
+        ("layer", "structure", 3, "compared by name"),
+        ("layer", "computation", 0, "nothing that it was made from is recorded"),
+        ("layer", "computation", 1, "the event it read is equal"),
+        ("layer", "computation", 2, "the 2 events it read are equal"),
+        ("step", "computation", 2, "inside the model is not recorded at rung step"),
+    ],
+)
+def test_strength(rung: str, class_: str, count: int, says: str) -> None:
+    assert says in strength(rung, class_, count)
+
+
+def test_from_step_to_layer(tmp_path: Path) -> None:
+    assert command(tmp_path, "step", origin(rank=1, step=3), origin(rank=0, step=4)) == (
+        "fpdiff record --out /b.narrow --level layer --steps 3 -- python train.py"
+    )
+
+
+def test_one_rank_of_several_is_enough(tmp_path: Path) -> None:
+    found = command(
+        tmp_path,
+        "layer",
+        origin(rank=1, step=3),
+        settings={"first_step": 2},
+        command=["python", "a b.py"],
+    )
+    assert found == (
+        "fpdiff record --out /b.narrow --level layer --steps 3 --rehash --stats --ranks 1"
+        " --first-step 2 -- python 'a b.py'"
+    )
+
+
+def test_there_may_be_no_further_command(tmp_path: Path) -> None:
+    first = origin()
+    b = run(tmp_path / "b", settings={"rehash": True})
+    assert next_command(b, "layer", [first]) is None
+    assert next_command(b, "step", []) is None
+    assert next_command(b, "step", [first]) is not None
+    assert next_command(b, "layer", [replace(first, class_="state")]) is None
+    b = run(tmp_path / "c", command=None, settings=None)
+    assert next_command(b, "step", [first]) is None

@@ -1,0 +1,157 @@
+import gc
+from typing import Any
+
+import pytest
+import torch
+from recorded import hide_the_past
+from torch import nn
+
+from fpdiff.fingerprint.record.discovery import Discovery
+from fpdiff.fingerprint.record.names import Names
+
+
+@pytest.fixture(autouse=True)
+def _only_this_test() -> None:
+    hide_the_past()
+
+
+def look(*roots: nn.Module) -> tuple[Discovery, Names]:
+    discovery, names = Discovery(), Names()
+    for root in roots:
+        names.adopt(root)
+    discovery.look(names)
+    return discovery, names
+
+
+def test_optimizers_are_found_in_the_order_of_what_they_train() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    second = torch.optim.SGD(model[1].parameters(), lr=1)
+    first = torch.optim.Adam(model[0].parameters())
+    discovery, _ = look(model)
+    assert discovery.optimizers() == [first, second]
+
+
+def test_a_shown_optimizer_is_added_once() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    discovery = Discovery()
+    discovery.add_optimizer(optimizer)
+    discovery.add_optimizer(optimizer)
+    discovery.look(Names())
+    assert discovery.optimizers() == [optimizer]
+
+
+def test_what_is_found_is_not_kept_alive() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    scaler = torch.amp.GradScaler("cpu")
+    discovery, names = look(model)
+    assert discovery.optimizers() and discovery.scalers() == [scaler]
+    del model, optimizer, scaler
+    gc.collect()
+    assert (discovery.optimizers(), discovery.scalers(), names.roots()) == ([], [], [])
+
+
+def test_a_scaler_that_is_switched_off_does_not_count() -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    discovery, _ = look()
+    assert not scaler.is_enabled() and discovery.scalers() == []
+
+
+def test_looks_become_rare() -> None:
+    discovery, names = Discovery(), Names()
+    found_at = []
+    optimizers = []
+    for number in range(1, 12):
+        optimizers.append(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1))
+        before = len(discovery.optimizers())
+        discovery.look(names)
+        if len(discovery.optimizers()) > before:
+            found_at.append(number)
+    assert found_at == [1, 2, 10]
+
+
+class Forwards(torch.optim.Optimizer):
+    """A wrapper as accelerate's: an optimizer by class, with nothing of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]  # As accelerate's.
+        return self.inner.param_groups
+
+
+def test_a_wrapper_of_an_optimizer_is_not_a_second_one() -> None:
+    model = nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=1)
+    wrapper = Forwards(inner)
+    discovery, _ = look(model)
+    assert discovery.optimizers() == [inner] and wrapper.param_groups
+
+
+class Touchy:
+    """Says what it is only by running code."""
+
+    touched = 0
+
+    @property  # type: ignore[misc]  # That is the point.
+    def __class__(self) -> Any:
+        Touchy.touched += 1
+        return torch.optim.Optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        Touchy.touched += 1
+        raise AttributeError(name)
+
+
+def test_looking_runs_no_code_of_the_objects() -> None:
+    objects = [Touchy() for _ in range(3)]
+    Touchy.touched = 0
+    look(nn.Linear(1, 1))
+    assert Touchy.touched == 0 and len(objects) == 3
+
+
+def test_a_copy_of_a_root_is_named_once_from_its_outermost() -> None:
+    class Model(nn.Sequential):
+        pass
+
+    root, copy = Model(nn.Linear(1, 1)), nn.ModuleDict({"inner": Model(nn.Linear(1, 1))})
+    _, names = look(root)
+    assert names.roots() == [root, copy]
+    assert names.path(copy["inner"], "") == "~ModuleDict.inner"
+
+
+def test_what_shares_a_part_with_a_root_is_no_copy() -> None:
+    class Model(nn.Sequential):
+        pass
+
+    root = Model(nn.Linear(1, 1))
+    holder = nn.ModuleList([root, Model(nn.Linear(1, 1))])
+    _, names = look(root)
+    assert names.roots() == [root] and len(holder) == 2
+
+
+def test_a_root_without_parameters_has_no_copies() -> None:
+    losses = [nn.MSELoss(), nn.MSELoss()]
+    _, names = look(losses[0])
+    assert names.roots() == losses[:1]
+
+
+def test_what_an_optimizer_trains_is_the_main_root_if_none_is_known() -> None:
+    encoder, model = nn.Linear(1, 1).requires_grad_(False), nn.Sequential(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    _, names = look(encoder)
+    assert names.path(model, "?") == "" and names.path(encoder, "?") == "~Linear"
+    assert optimizer.param_groups
+
+
+def test_a_trainable_twin_of_a_frozen_root_is_left_for_its_first_call() -> None:
+    class Model(nn.Sequential):
+        pass
+
+    teacher, student = Model(nn.Linear(1, 1)).requires_grad_(False), Model(nn.Linear(1, 1))
+    _, names = look(teacher)
+    assert names.roots() == [teacher]
+    names.adopt(student)
+    assert names.path(student, "?") == ""

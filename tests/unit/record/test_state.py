@@ -1,0 +1,300 @@
+import copy
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import Events, hide_the_past, info, mlp, read, recorded, train
+from torch import nn
+
+import fpdiff
+
+X = torch.arange(12.0).view(3, 4) / 10
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    hide_the_past()
+    return tmp_path / "r"
+
+
+def init(events: Events, kind: str, step: int = 0) -> list[tuple[str, str]]:
+    return [(e.module, e.slot) for e in events.pick(kind=kind, phase="init", step=step)]
+
+
+# Parameters and buffers
+
+
+def test_every_step_starts_with_all_parameters(run: Path) -> None:
+    with recorded(run) as events:
+        train(mlp(), steps=2)
+    expected = [("0", "weight"), ("0", "bias"), ("2", "weight"), ("2", "bias")]
+    assert init(events, "parameter", 0) == init(events, "parameter", 1) == expected
+
+
+def test_a_tied_parameter_is_recorded_once_and_read_by_both(run: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    with recorded(run) as events:
+        train(model, steps=2)
+    for step in (0, 1):
+        assert init(events, "parameter", step) == [("0", "weight")]
+        weight = events.one(step=step, kind="parameter", phase="init")
+        for module in ("0", "2"):
+            output = events.one(step=step, kind="output", module=module)
+            assert weight.seq in output.reads
+
+
+def test_buffers_that_no_checkpoint_holds_are_recorded_too(run: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[0].register_buffer("scratch", torch.ones(2), persistent=False)
+    model[0].register_buffer("empty", None)
+    with recorded(run) as events:
+        train(model, steps=2)
+    assert init(events, "buffer") == [
+        ("0", "scratch"),
+        ("1", "running_mean"),
+        ("1", "running_var"),
+        ("1", "num_batches_tracked"),
+    ]
+    scratch = events.pick(kind="buffer", slot="scratch")
+    mean = events.pick(kind="buffer", slot="running_mean")
+    assert scratch[0].digest == scratch[1].digest and mean[0].digest != mean[1].digest
+    assert mean[0].seq in events.one(step=0, kind="output", module="1").reads
+
+
+def test_a_lazy_module_is_recorded_from_when_it_is_made(run: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    with recorded(run) as events:
+        model(X)
+        train(model, steps=2)
+    assert info(run)["finished"]
+    assert ("0", "weight") in init(events, "parameter", 1)
+
+
+def test_a_meta_module_is_a_blind_spot(run: Path) -> None:
+    model = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1, device="meta")])
+    with recorded(run) as events:
+        model[0](X)
+        fpdiff.step(1)
+        model[0](X)
+    assert info(run)["finished"] and len(init(events, "parameter")) == 2
+
+
+def test_a_module_that_changes_its_parameters_is_recorded_anew(run: Path) -> None:
+    model = mlp()
+    with recorded(run) as events:
+        train(model, steps=1)
+        model[2] = nn.Linear(5, 3)
+        train(model, steps=1)
+    first, second = (events.pick(kind="parameter", phase="init", step=s) for s in (0, 1))
+    assert [e.shape for e in first] == [(5, 4), (5,), (2, 5), (2,)]
+    assert [e.shape for e in second] == [(5, 4), (5,), (3, 5), (3,)]
+
+
+# Models beside the root
+
+
+def test_an_averaged_copy_is_found_and_never_the_main_one(run: Path) -> None:
+    model = mlp()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with recorded(run) as events:
+        for _ in range(2):
+            train(model, steps=1)
+            average.update_parameters(model)
+    for step in (0, 1):
+        copies = [e for e in events.pick(step=step, phase="init") if e.module.startswith("~")]
+        kinds = {(e.kind, e.module) for e in copies if e.kind != "training_flag"}
+        assert {("parameter", "~AveragedModel.module.0")} <= kinds
+        assert ("buffer", "~AveragedModel") in kinds
+
+
+def test_a_trainable_model_is_the_main_one_even_after_its_frozen_twin(run: Path) -> None:
+    teacher, student = mlp().requires_grad_(False), mlp(1)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with recorded(run) as events:
+        with torch.no_grad():
+            teacher(X)
+        student(X).sum().backward()
+        optimizer.step()
+    assert events.pick(kind="output").column("module")[-1] == ""
+    assert {e.module for e in events.pick(kind="reduced_gradient")} == {"0", "2"}
+
+
+def test_a_trained_model_is_known_before_it_is_called(run: Path) -> None:
+    encoder, model = nn.Linear(4, 4).requires_grad_(False), mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recorded(run) as events:
+        hidden = encoder(X)
+        fpdiff.mark("hidden", hidden)
+        model(hidden).sum().backward()
+        optimizer.step()
+    mark = events.one(kind="mark")
+    assert all(e.seq < mark.seq for e in events.pick(kind="parameter", phase="init"))
+    assert init(events, "parameter") == [
+        ("~Linear", "weight"),
+        ("~Linear", "bias"),
+        *[(m, n) for m in ("0", "2") for n in ("weight", "bias")],
+    ]
+
+
+# Training flags and options
+
+
+def test_training_flags_are_those_of_the_first_training_forward(run: Path) -> None:
+    model = mlp()
+    with recorded(run) as events:
+        train(model, steps=1)
+        model.eval()
+        with torch.no_grad():
+            model(X)
+        model.train()
+        train(model, steps=1)
+        model.eval()
+        train(model, steps=1)
+    flags = [{e.digest for e in events.pick(kind="training_flag", step=step)} for step in range(3)]
+    assert flags[0] == flags[1] and len(flags[0]) == 1 and flags[2] != flags[0]
+    one = events.pick(kind="training_flag", step=1)
+    assert one[0].seq > events.one(step=1, phase="eval", module="", kind="output").seq
+
+
+def test_options_are_read_when_training_begins(run: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with recorded(run) as events:
+        train(model, steps=1, optimizer=optimizer)
+        with torch.no_grad():
+            model(X)
+        optimizer.param_groups[0]["lr"] = 0.25
+        train(model, steps=1, optimizer=optimizer)
+    assert [e.value for e in events if e.slot.endswith(".lr")] == [1.0, 0.25]
+
+
+def test_options_of_every_group_are_recorded(run: Path) -> None:
+    model = mlp()
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters(), "lr": torch.tensor(0.5)},
+        {"params": model[2].parameters(), "betas": (0.8, 0.9), "name": "head"},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.125, foreach=False)
+    with recorded(run) as events:
+        train(model, steps=1, optimizer=optimizer)
+    options = {e.slot: e for e in events.pick(kind="option")}
+    assert options["optimizer0.group0.lr"].value == 0.5
+    assert options["optimizer0.group1.lr"].value == 0.125
+    assert options["optimizer0.group0.betas"].digest != options["optimizer0.group1.betas"].digest
+    assert "optimizer0.group1.name" in options and "optimizer0.group0.params" not in options
+    assert list(options) == sorted(options)
+
+
+# Optimizer state
+
+
+def _trained(steps: int) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    train(model, steps=steps, optimizer=optimizer)
+    return model, optimizer
+
+
+def test_state_restored_in_another_order_has_the_same_structure(run: Path) -> None:
+    model, optimizer = _trained(1)
+    with recorded(run):
+        train(model, steps=1, optimizer=optimizer)
+    del model, optimizer
+    model, optimizer = _trained(1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for key, entry in saved["state"].items():
+        saved["state"][key] = dict(reversed(entry.items()))
+    saved["param_groups"] = [dict(reversed(group.items())) for group in saved["param_groups"]]
+    optimizer.load_state_dict(saved)
+    other = run.with_name("other")
+    with recorded(other):
+        train(model, steps=1, optimizer=optimizer)
+    assert fpdiff.compare(run, other).verdict == "identical"
+
+
+def test_missing_state_shows(run: Path) -> None:
+    model, optimizer = _trained(1)
+    with recorded(run) as events:
+        train(model, steps=1, optimizer=optimizer)
+    assert len(init(events, "optimizer_state")) == 12
+    optimizer.state.clear()
+    with recorded(run.with_name("other")) as events:
+        train(model, steps=1, optimizer=optimizer)
+    assert init(events, "optimizer_state") == []
+
+
+def test_looking_adds_nothing_to_the_state(run: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert isinstance(optimizer.state, defaultdict)
+    with recorded(run):
+        train(model, steps=2, optimizer=optimizer)
+    assert len(optimizer.state) == 0 or all(optimizer.state.values())
+
+
+# Gradient scaler
+
+
+def _scaled(model: nn.Module, scaler: torch.amp.GradScaler, steps: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        scaler.scale(model(X).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_the_scalers_state_is_recorded(run: Path) -> None:
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    with recorded(run) as events:
+        _scaled(model, scaler)
+    found = events.pick(kind="scaler")
+    assert found.names("step", "slot", "value") == [
+        (0, "scaler0.scale", 8.0),
+        (0, "scaler0.growth_tracker", 0.0),
+        (1, "scaler0.scale", 16.0),
+        (1, "scaler0.growth_tracker", 0.0),
+    ]
+    assert found[2].seq in events.one(step=1, kind="loss").reads
+
+
+def test_a_scaler_that_is_switched_off_is_none(run: Path) -> None:
+    model = mlp()
+    with recorded(run) as events:
+        _scaled(model, torch.amp.GradScaler("cpu", enabled=False))
+    assert events.pick(kind="scaler") == []
+
+
+# Generators
+
+
+def test_generators_are_recorded_at_the_start_of_each_step(run: Path) -> None:
+    def draw(step: int) -> None:
+        if step == 1:
+            torch.rand(1)
+
+    with recorded(run) as events:
+        train(mlp(), steps=3, each=draw)
+    names = ["python", "numpy", "torch.cpu"]
+    for step in range(3):
+        assert events.pick(kind="generator", step=step).column("slot") == names
+    states = events.pick(kind="generator", slot="torch.cpu").column("digest")
+    # A step opens with its first forward, after what the script drew for it.
+    assert states[0] != states[1] == states[2]
+
+
+def test_state_is_recorded_at_both_rungs(run: Path) -> None:
+    found: list[Any] = []
+    for level in ("step", "layer"):
+        model = mlp()
+        with recorded(run.with_name(level), level=level):
+            train(model, optimizer=torch.optim.Adam(model.parameters()))
+        events = read(run.with_name(level))
+        state = [e for e in events if e.phase == "init" and e.kind != "generator"]
+        found.append([(e.where, e.digest) for e in state])
+        del model
+    assert found[0] == found[1]
