@@ -110,6 +110,7 @@ STEPS: Final = _schema(
     pa.field("first_seq", pa.int64(), nullable=False),
     pa.field("events", pa.int64(), nullable=False),  # seqs first_seq .. first_seq + events - 1
     pa.field("microbatches", pa.int32(), nullable=False),
+    pa.field("ended", pa.bool_(), nullable=False),  # by the program; else where recording ended
     pa.field("content", _DIGEST, nullable=False),  # over the events' digests in order
     pa.field("structure", _DIGEST, nullable=False),  # over their sites' descriptions in order
     pa.field("chain", _DIGEST, nullable=False),  # over the step before's chain, content, structure

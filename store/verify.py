@@ -73,6 +73,8 @@ def _comparable(values: pa.Array) -> tuple[pa.Array, Callable[[str], Any]]:
         return values.storage.drop_null().cast(pa.binary()), lambda text: uuid.UUID(text).bytes
     if pa.types.is_string(values.type):
         return values.drop_null().cast(pa.binary()), str.encode
+    if pa.types.is_boolean(values.type):
+        return values.drop_null().cast(pa.int8()), ("false", "true").index
     if pa.types.is_floating(values.type):
         numbers = values.drop_null()
         return numbers.filter(pc.invert(pc.is_nan(numbers))), float

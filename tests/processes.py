@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -162,9 +163,9 @@ class Jobs:
 class Preloaded:
     """A process that has imported torch and forks to run scripts, see programs/preloaded.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [*PYTHON, PROGRAMS / "preloaded.py"],
+            [*PYTHON, PROGRAMS / "preloaded.py", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -202,6 +203,35 @@ class Preloaded:
         """Run a script that must succeed and return what it printed."""
         code = self.wait(self.start(script, *argv, output=output, **how))
         assert code == 0, output.read_text()
+        return output.read_text()
+
+    def run_ranks(
+        self,
+        script: Path,
+        *argv: object,
+        output: Path,
+        env: Mapping[str, object] | None = None,
+        record: dict[str, Any] | None = None,
+    ) -> str:
+        """Run a script as both ranks of a job, as torchrun would; return what they printed."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        job = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        outputs = [output.with_name(f"{output.stem} {rank}{output.suffix}") for rank in (0, 1)]
+        pids = [
+            self.start(
+                script,
+                *argv,
+                output=text,
+                env={**(env or {}), **job, "RANK": rank, "LOCAL_RANK": rank},
+                record=record,
+            )
+            for rank, text in enumerate(outputs)
+        ]
+        for pid, text in zip(pids, outputs, strict=True):
+            assert self.wait(pid) == 0, text.read_text()
+        output.write_text("".join(text.read_text() for text in outputs))
         return output.read_text()
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ def step_row(step: int, first_seq: int, events: int, **changes: Any) -> dict[str
         "first_seq": first_seq,
         "events": events,
         "microbatches": 1,
+        "ended": True,
         "content": digest("content", step),
         "structure": digest("structure", step),
         "chain": digest("chain", step),

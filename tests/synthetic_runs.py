@@ -282,8 +282,8 @@ class Writer:
             number = self._sites.number(key)
             seqs[event.name] = columns.append(event.microbatch, number, value, reads, span)
         row.add(columns, self._sites)
-        self._chain = row.row()["chain"]
-        self._writer.flush(columns, row.row())
+        self._chain = row.row(ended=True)["chain"]
+        self._writer.flush(columns, row.row(ended=True))
         self._writer.end_segment_if_full()
 
     def end(self, *, close: bool) -> None:

@@ -73,14 +73,18 @@ class Arm:
         sites: the rank's sites; `site` holds each event's row in them.
         key: number of the site's key; `description` that of its dtype and shape.
         digest: as (events, 2) words, which compare faster than bytes.
+        is_cut: the rank's record ends here, before the program ended the step.
     """
 
-    def __init__(self, record: RankRecord, step: int, sites: Sites) -> None:
+    def __init__(
+        self, record: RankRecord, step: int, sites: Sites, *, is_cut: bool = False
+    ) -> None:
         """Read the events.
 
         Raises:
             StoreError: a file is damaged.
         """
+        self.is_cut = is_cut
         table = record.events(step)
         site = np.searchsorted(sites.number, _ints(table["site"]))
         keep = sites.shown[site]

@@ -39,13 +39,14 @@ class Findings:
 def find_origins(aligned: Aligned) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    Three kinds of difference do not count: the state of a generator at step start (what a module
+    What one run has beyond the end of a record that was cut off does not count, nor do three kinds
+    of difference: the state of a generator at step start (what a module
     drew from says where it began to matter), logged numbers, and evaluation passes that only one
     run made (what they changed shows later by itself).
     """
     evaluations = _evaluations(aligned)
     quiet = aligned.having(is_quiet)
-    mismatched = ~aligned.equal & ~quiet & ~evaluations
+    mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
     origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation))
     return Findings(np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()))
@@ -81,6 +82,16 @@ def _is_pass(site: Site) -> bool:
     """Return whether a site comes with each evaluation pass: what the root got and returned."""
     returned = site["kind"] == "output" and not site["module"]
     return is_evaluation(site) and (is_batch(site) or returned)
+
+
+def beyond_the_end(aligned: Aligned) -> Flags:
+    """Return the rows that one arm has after the end of the other, where that was cut off."""
+    result = np.zeros(len(aligned), bool)
+    for arm, index in ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b)):
+        if arm.is_cut:
+            present = np.flatnonzero(index >= 0)
+            result[present[-1] + 1 if len(present) else 0 :] = True
+    return result
 
 
 def sides(aligned: Aligned) -> Ints:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from fpdiff.fingerprint.bisect.align import Aligned, align
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites
 from fpdiff.fingerprint.bisect.lens import Lens
-from fpdiff.fingerprint.bisect.origins import find_origins, is_generator, is_kind
+from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
@@ -83,6 +83,22 @@ class _Source:
     def rows(self) -> _StepRows:
         return _StepRows(self.record.steps())
 
+    def num_events_of(self, step: int) -> int:
+        rows = self.rows
+        return int(rows.events[np.searchsorted(rows.step, step)])
+
+    def is_cut(self, step: int) -> bool:
+        """Return whether the record ends in a step before the program had ended it.
+
+        The last step in the journal of a rank that was killed may have lacked a second
+        optimizer's turn.
+        """
+        rows = self.rows
+        if step != rows.step[-1]:
+            return False
+        ended = rows.table["ended"][-1].as_py()
+        return not (ended and self.record.info.get("finished"))
+
 
 class RankTier:
     """The steps that both runs have of one rank."""
@@ -114,6 +130,7 @@ class RankTier:
         self._num_events: Ints = self._sources[0].rows.events[in_a]
         if lens.is_clear:
             self.differences = self._compare_rows(in_a, in_b)
+            self._forgive_the_end()
         else:
             self.differences = self._compare_events()
 
@@ -153,7 +170,7 @@ class RankTier:
         """
         if self._latest is None or self._latest[0] != step:
             a, b = (
-                Arm(source.record, step, sites)
+                Arm(source.record, step, sites, is_cut=source.is_cut(step))
                 for source, sites in zip(self._sources, self._sites, strict=True)
             )
             self._latest = step, align(a, b)
@@ -238,6 +255,28 @@ class RankTier:
             for i in np.flatnonzero(total | metrics | generator).tolist()
         }
 
+    def cut_short(self) -> list[str]:
+        """Return which runs, "A" or "B", end within the last step compared, before the other."""
+        last = self.steps[-1:]
+        if not last:
+            return []
+        sources = dict(zip("AB", self._sources, strict=True))
+        events = {name: source.num_events_of(last[0]) for name, source in sources.items()}
+        return [
+            name
+            for name, source in sources.items()
+            if source.is_cut(last[0]) and events[name] < max(events.values())
+        ]
+
+    def _forgive_the_end(self) -> None:
+        """Look at the last step's events where one run's record ends within it."""
+        last = self.steps[-1] if self.steps else 0
+        if last in self.differences and self.differences[last].any and self.cut_short():
+            difference = _event_difference(self.aligned(last))
+            del self.differences[last]
+            if difference.any or difference.metrics or difference.generator:
+                self.differences[last] = difference
+
     def _compare_events(self) -> dict[int, StepDifference]:
         found = {}
         counts = []
@@ -251,7 +290,7 @@ class RankTier:
 
 
 def _event_difference(aligned: Aligned) -> StepDifference:
-    different = ~aligned.equal
+    different = ~aligned.equal & ~beyond_the_end(aligned)
     findings = find_origins(aligned)
 
     def kind(name: str) -> bool:

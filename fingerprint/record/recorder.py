@@ -142,7 +142,7 @@ class Recorder:
         return False
 
     def _open_step(self, number: int) -> None:
-        self._close_step()
+        self._close_step(ended=True)
         assert self._writer is not None
         self.step = number
         self.boundary_due = False
@@ -169,20 +169,20 @@ class Recorder:
             self.state.record_tensors()
             self.generator_state = torch_state()
 
-    def _close_step(self) -> None:
+    def _close_step(self, *, ended: bool) -> None:
         if self._open:
             if self._in_window:
-                self._flush(close=True)
-                self._chain = self._row.row()["chain"]
+                self._flush(close=True, ended=ended)
+                self._chain = self._row.row(ended=ended)["chain"]
             self._open = False
 
-    def _flush(self, *, close: bool) -> None:
+    def _flush(self, *, close: bool, ended: bool = True) -> None:
         assert self._writer is not None
         if not len(self._columns) and self._is_flushed:
             return
         self._is_flushed = close
         self._row.add(self._columns, self._sites)
-        self._writer.flush(self._columns, self._row.row() if close else None)
+        self._writer.flush(self._columns, self._row.row(ended=ended) if close else None)
         self._columns = EventColumns(self.step, self._columns.first_seq + len(self._columns))
 
     def close(self) -> None:
@@ -191,7 +191,8 @@ class Recorder:
             return
         with torch._C.DisableTorchFunction():
             try:
-                self._close_step()
+                # An exception may have cut the step short: only an optimizer's step says it is whole.
+                self._close_step(ended=self.boundary_due)
                 self._writer.close()
                 self._write_info(finished=True)
             except Exception as error:  # noqa: BLE001  # The program has ended well.
@@ -240,7 +241,7 @@ class Recorder:
                 return False
             if number == self.step and self._open:
                 return True
-            self._close_step()
+            self._close_step(ended=True)
         self.step = number
         self.boundary_due = False
         return True

@@ -52,14 +52,19 @@ class StepRow:
         self._content[group].update(content[member].tobytes())
         self._structure[group].update(structure[member].tobytes())
 
-    def row(self) -> dict[str, Any]:
-        """Return the row of STEPS for the events added so far."""
+    def row(self, *, ended: bool) -> dict[str, Any]:
+        """Return the row of STEPS for the events added so far.
+
+        Args:
+            ended: the program has ended the step, not the recording.
+        """
         content, structure = self._content[""].digest(), self._structure[""].digest()
         row: dict[str, Any] = {
             "step": self._step,
             "first_seq": self._first_seq,
             "events": self._events,
             "microbatches": self._microbatches,
+            "ended": ended,
             "content": content,
             "structure": structure,
             "chain": digest_bytes(self._before + content + structure),

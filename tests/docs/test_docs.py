@@ -345,7 +345,7 @@ def test_every_reason_for_a_blind_spot_is_documented() -> None:
     text = section(text_of("docs/explanation/what-a-fingerprint-can-tell.md"), "## Blind spots")
     sources = [p.read_text() for p in (ROOT / "fingerprint").rglob("*.py")]
     found = {
-        reason.replace("{name}", "NAME")
+        reason.replace("{name}", "NAME").replace("{call}", "CALL")
         for source in sources
         for reason in re.findall(r'blind_spots\[f?"([^"]+)"\]', source)
         + re.findall(r'raise Undigestible\("([^"]+)"', source)

@@ -1,8 +1,7 @@
 """Kinds of divergence from public reports (tests/cases), as far as the layer rung tells them.
 
 cases/check.py runs the same through the command line, in minutes: here each script is a fork of a
-process that has imported torch already, and recorded from code; those for torchrun are started as
-everywhere.
+process that has imported torch already, and recorded from code.
 """
 
 import json
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import TESTS, TORCHRUN, Jobs, Preloaded, parameters, record
+from processes import TESTS, Jobs, Preloaded, parameters
 
 import fpdiff
 
@@ -33,41 +32,30 @@ AT_LAYER: dict[str, dict[str, Any]] = {
 HARMLESS = {"24"}  # Only collectives differ, which are not seen yet; all that is seen is equal.
 NEEDS_TWO_CORES = "01"  # And luck: a race of threads that did not happen is no difference.
 
-# With torchrun, test_observer.py does this check.
-OBSERVED = [n for n, s in sorted(EXPECTED.items()) if "observer" in s and "launch" not in s]
+OBSERVED = [name for name, spec in sorted(EXPECTED.items()) if "observer" in spec]
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Record both arms of every case; a job's result is its folder with A, B and their output."""
     jobs, preloaded = Jobs(), Preloaded()
-    # The slow ones first.
-    for name, spec in sorted(EXPECTED.items(), key=lambda case: "launch" not in case[1]):
+    for name, spec in sorted(EXPECTED.items()):
         folder = tmp_path_factory.mktemp(name[:2])
-        call = _torchrun if spec.get("launch") == "torchrun2" else _fork
-        jobs.add(name, call, CASES / name, spec, folder, preloaded)
+        jobs.add(name, _run_arms, CASES / name, spec, folder, preloaded)
     yield jobs
     jobs.close()
     preloaded.close()
 
 
-def _torchrun(script: Path, spec: dict[str, Any], folder: Path, _: Preloaded) -> Path:
-    for arm in "AB":
-        env = {"CASE_RUN": arm, "CASE_DIR": folder}
-        result = record(folder / arm, [*TORCHRUN, script], env=env)
-        assert result.returncode == 0, result.stderr
-        (folder / f"{arm}.txt").write_text(result.stdout)
-    return folder
-
-
-def _fork(script: Path, spec: dict[str, Any], folder: Path, preloaded: Preloaded) -> Path:
+def _run_arms(script: Path, spec: dict[str, Any], folder: Path, preloaded: Preloaded) -> Path:
+    run = preloaded.run_ranks if spec.get("launch") == "torchrun2" else preloaded.run
     for arm in "AB":
         env = {"CASE_RUN": arm, "CASE_DIR": folder, **spec.get(f"env_{arm.lower()}", {})}
         options = _options(spec.get(f"record_{arm.lower()}", []))
         options["path"] = str(folder / arm)
-        preloaded.run(script, env=env, record=options, output=folder / f"{arm}.txt")
+        run(script, env=env, record=options, output=folder / f"{arm}.txt")
         if arm in spec.get("observer", ""):
-            preloaded.run(script, env=env, output=folder / f"unrecorded {arm}.txt")
+            run(script, env=env, output=folder / f"unrecorded {arm}.txt")
     return folder
 
 

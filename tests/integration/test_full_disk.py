@@ -24,7 +24,7 @@ from fpdiff.store.run import Run
 
 STEPS = 150  # More than a segment.
 TRAIN = [*PYTHON, TINY, "--steps", STEPS]
-LIMIT = 'ulimit -f 40; exec "$0" "$@"'  # In blocks of 512 bytes: no file gets larger.
+LIMIT = 'ulimit -f 128; exec "$0" "$@"'  # In blocks of 512 bytes: no file gets larger.
 
 
 @contextmanager
@@ -89,3 +89,14 @@ def test_full_disk(complete: tuple[Path, list[str]], tmp_path: Path, how: str) -
     assert steps == list(range(len(steps)))
     assert 5 < len(steps) < STEPS
     check(tmp_path / "run", result.stderr, whole, len(steps))
+
+
+def test_full_disk_where_warnings_are_errors(
+    complete: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """A warning of ours must not end a training that runs under `python -W error`."""
+    strict = [*PYTHON, "-W", "error::UserWarning", TINY, "--steps", STEPS, "--exit", 3]
+    result = record(tmp_path / "run", ["sh", "-c", LIMIT, *strict])
+    assert result.returncode == 3, result.stderr
+    assert parameters(result.stdout) == complete[1]
+    assert "fpdiff: recording stopped in step " in result.stderr

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import PROGRAMS, TORCHRUN, Preloaded, compare_json, recording, run_info, start
+from processes import PROGRAMS, TORCHRUN, Jobs, Preloaded, compare_json, recording, run_info, start
 
 import fpdiff
 from fpdiff.store.run import Run
 
 PROGRAM = PROGRAMS / "long_training.py"
-STEPS = 400
+STEPS = 250
 """Enough for several segments; a killed run gets less far than that, as a rule."""
 
-MOMENTS = [random.Random(moment).uniform(-0.2, 0.8) for moment in range(20)]
+MOMENTS = [random.Random(moment).uniform(-0.1, 0.5) for moment in range(20)]
 """Seconds after the first step has been finished; before it, if negative."""
 
 
@@ -86,16 +86,34 @@ def check(folder: Path, complete: Path) -> None:
             fpdiff.compare(complete, folder / "run")
 
 
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment:.3f}s")
-def test_killed(preloaded: Preloaded, complete: Path, tmp_path: Path, moment: float) -> None:
-    survivor, victim = start_ranks(preloaded, tmp_path)
+@pytest.fixture(scope="module")
+def killed(
+    preloaded: Preloaded, complete: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Jobs]:
+    """Jobs of which each kills a rank at one moment and returns the folder that is left."""
+    jobs = Jobs()
+    for moment in MOMENTS:
+        jobs.add(str(moment), kill_at, moment, preloaded, tmp_path_factory.mktemp("killed"))
+    yield jobs
+    jobs.close()
+
+
+def kill_at(moment: float, preloaded: Preloaded, folder: Path) -> Path:
+    survivor, victim = start_ranks(preloaded, folder)
     if moment > 0:
-        wait_for_steps(tmp_path, 1)
+        wait_for_steps(folder, 1)
     time.sleep(abs(moment))
     os.kill(victim, signal.SIGKILL)
     assert preloaded.wait(victim) == -signal.SIGKILL
+    if moment < 0:  # It may be waiting for the other to come, for half an hour.
+        os.kill(survivor, signal.SIGKILL)
     preloaded.wait(survivor)
-    check(tmp_path, complete)
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment:.3f}s")
+def test_killed(killed: Jobs, complete: Path, moment: float) -> None:
+    check(killed[str(moment)], complete)
 
 
 def test_killed_below_torchrun(complete: Path, tmp_path: Path) -> None:

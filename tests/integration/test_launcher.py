@@ -59,6 +59,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
     add("no module", *PYTHON, "-c", "import torch")
     add("no module, exits", *PYTHON, "-c", "import sys; sys.exit(3)")
     add("no command", "no-such-command", "x")
+    add("late", *PYTHON, PROGRAMS / "imports_torch_late.py", folder / "inner")
     add("workers", *PYTHON, PROGRAMS / "data_workers.py")
     add("spawned", *PYTHON, PROGRAMS / "spawned.py", folder / "rendezvous")
     window = ("--steps", "1:3", "--ranks", "1", "--modules", r"blocks\.1")
@@ -161,6 +162,13 @@ def test_a_shell_script_that_runs_a_package_and_fails(jobs: Jobs, folder: Path) 
     assert own_words(result) == ""
     assert run_info(folder / "shell")["exit_code"] == 4
     assert steps_of(folder / "shell") == [0, 1, 2]
+
+
+def test_a_script_that_records_itself_before_it_imports_torch(jobs: Jobs, folder: Path) -> None:
+    assert jobs["late"].returncode == 0, jobs["late"].stderr
+    assert "fpdiff: this process is being recorded already" in jobs["late"].stderr
+    assert steps_of(folder / "late") == [0]
+    assert not (folder / "inner").exists()
 
 
 @pytest.mark.parametrize("job", ["no torch", "no module"])
@@ -310,7 +318,7 @@ def test_ranks_that_srun_starts_join_one_run(tmp_path: Path) -> None:
 def test_a_rank_that_records_nothing_does_not_disturb_the_others(tmp_path: Path) -> None:
     """RANK is all that the ranks have, beside their parent."""
     out = tmp_path / "run"
-    commands = [[*PYTHON, "-c", "print('only watches')"], TRAIN]
+    commands: list[list[object]] = [[*PYTHON, "-c", "print('only watches')"], [*TRAIN]]
     ranks = [
         start(recording(out, command), env={"RANK": rank}) for rank, command in enumerate(commands)
     ]

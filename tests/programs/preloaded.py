@@ -1,14 +1,18 @@
 """Runs scripts in forks of one process that has imported torch already, which saves seconds each.
 
+Arguments are names of further modules to import.
+
 Each line of stdin is a request. {"script", "argv", "env", "output", "record"}: run a script with
 that environment added and its stdout and stderr in the file `output`; `record`, if not null, holds
 the arguments of `fpdiff.record`, which then watches it. The answer is {"pid"}. {"ended": pid} asks
 for {"code"}, which is null while it runs.
 """
 
+import importlib
 import json
 import os
 import runpy
+import signal
 import sys
 import traceback
 from contextlib import ExitStack
@@ -42,19 +46,26 @@ def run_script(request: dict[str, Any]) -> int:
 
 
 def main() -> None:
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What is printed by accident must not be taken for an answer.
+    running = set()
     for line in sys.stdin:
         request = json.loads(line)
         if "ended" in request:
             pid, status = os.waitpid(request["ended"], os.WNOHANG)
+            running.discard(pid)
             answer = {"code": os.waitstatus_to_exitcode(status) if pid else None}
         else:
             pid = os.fork()
             if pid == 0:
                 os._exit(run_script(request))
+            running.add(pid)
             answer = {"pid": pid}
         print(json.dumps(answer), file=answers, flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
 
 
 main()

@@ -6,8 +6,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -28,4 +28,4 @@ def train(rank: int, rendezvous: str) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(train, args=(sys.argv[1],), nprocs=2)
+    spawn(train, args=(sys.argv[1],), nprocs=2)

@@ -67,8 +67,8 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if args.wait:
         signal.signal(signal.SIGTERM, end_on_sigterm)
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("got SIGINT", flush=True)

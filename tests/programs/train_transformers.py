@@ -28,8 +28,9 @@ def make(name: str) -> PreTrainedModel:
     """Return a new model; its weights depend on nothing but its name."""
     torch.manual_seed(0)
     if name == "gpt2":
-        small = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT}
-        return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **small))
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2)
+        )
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,

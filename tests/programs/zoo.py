@@ -44,6 +44,13 @@ def batch(rows: int = 6, columns: int = 4) -> Tensor:
     return torch.randn(rows, columns)
 
 
+def square(
+    net: Callable[[Tensor], Tensor], data: Callable[[], Tensor] = batch
+) -> Callable[[], Tensor]:
+    """Return a loss of a net on new data."""
+    return lambda: net(data()).square().mean()
+
+
 def fit(
     module: nn.Module,
     loss: Callable[[], Tensor],
@@ -69,9 +76,9 @@ def fit(
 def case_adamw() -> Iterable[Tensor]:
     for kind in ("foreach", "fused", "capturable"):
         net = Net()
-        options = {kind: True} if kind != "capturable" else {"amsgrad": True}
+        options: dict[str, Any] = {kind: True} if kind != "capturable" else {"amsgrad": True}
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, **options)
-        yield from fit(net, lambda net=net: net(batch()).square().mean(), optimizer)
+        yield from fit(net, square(net), optimizer)
         for state in optimizer.state.values():
             yield from state.values()
 
@@ -146,7 +153,7 @@ def case_averages() -> Iterable[Tensor]:
     averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(STEPS):
-        fit(net, lambda: net(batch()).square().mean(), optimizer, steps=1)
+        fit(net, square(net), optimizer, steps=1)
         averaged.update_parameters(net)
         for mean, parameter in zip(by_hand.parameters(), net.parameters(), strict=True):
             mean.data.mul_(0.9).add_(parameter.data, alpha=0.1)
@@ -219,8 +226,9 @@ def case_kinds_of_output() -> Iterable[Tensor]:
         answer, mapping, pair, nothing, parts, views = (module(x) for module in modules)
         assert nothing is None
         total: Tensor = answer.hidden.sum() + answer.extra["twice"][0].sum() + mapping["y"].sum()
-        total = total + pair.first.square().sum() + kept.pop().sum() + sum(p.sum() for p in parts)
-        return total + views[0].sum()
+        total += pair.first.square().sum() + kept.pop().sum() + sum(part.sum() for part in parts)
+        total += views[0].sum()
+        return total
 
     return fit(modules, loss)
 
@@ -278,6 +286,8 @@ def case_shared_modules() -> Iterable[Tensor]:
 class InPlace(nn.Module):
     """Changes outputs and arguments where they lie."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.a, self.act, self.b = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(2, 1)
@@ -297,7 +307,7 @@ class InPlace(nn.Module):
 
 def case_in_place() -> Iterable[Tensor]:
     net = InPlace()
-    return [*fit(net, lambda: net(batch()).square().mean()), net.calls]
+    return [*fit(net, square(net)), net.calls]
 
 
 def case_fused_encoder_layer() -> Iterable[Tensor]:
@@ -329,7 +339,9 @@ def case_recurrent() -> Iterable[Tensor]:
 
 def case_normalisation_and_layouts() -> Iterable[Tensor]:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2))
-    net = net.to(memory_format=torch.channels_last)
+    for parameter in net.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
     def loss() -> Tensor:
         y = net(torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last))
@@ -347,14 +359,18 @@ def case_parametrized_and_lazy() -> Iterable[Tensor]:
         nn.LazyLinear(2),
     )
     net(batch())
-    return fit(net, lambda: net(batch()).square().mean())
+    return fit(net, square(net))
+
+
+def _halve(module: nn.Module, inputs: Any, outputs: Any) -> tuple[Tensor]:
+    return (inputs[0] * 0.5,)
 
 
 def case_hooks_of_the_script() -> Iterable[Tensor]:
     net, seen = Net(), list[Tensor]()
     net.inp.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     net.inp.register_forward_hook(lambda module, args, output: output + 1)
-    net.out.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+    net.out.register_full_backward_hook(_halve)
     net.inp.weight.register_hook(lambda gradient: gradient * 3)
 
     def loss() -> Tensor:
@@ -374,14 +390,14 @@ class Wrapped(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.calls += 1
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # Torch's lack.
 
 
 class CountOps(TorchDispatchMode):
     """A mode of the script that counts operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Torch's lack.
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -395,7 +411,7 @@ def case_subclasses_and_modes() -> Iterable[Tensor]:
     results = fit(net, lambda: net(batch().as_subclass(Wrapped)).square().mean())
     calls = torch.tensor(Wrapped.calls - before)
     with CountOps() as mode:
-        results += fit(net, lambda: net(batch()).square().mean())
+        results += fit(net, square(net))
     return [*(r.as_subclass(Tensor) for r in results), calls, torch.tensor(mode.calls)]
 
 
@@ -445,7 +461,7 @@ class Checkpointed(nn.Module):
 def case_activation_checkpointing() -> Iterable[Tensor]:
     for reentrant in (False, True):
         net = Checkpointed(reentrant=reentrant)
-        yield from fit(net, lambda net=net: net(batch()).square().mean())
+        yield from fit(net, square(net))
 
 
 def case_double_backward() -> Iterable[Tensor]:
@@ -488,7 +504,8 @@ class Scale(torch.autograd.Function):
 
 def case_own_functions() -> Iterable[Tensor]:
     net = Net()
-    return fit(net, lambda: Scale.apply(net(batch())).square().mean())
+    apply: Callable[[Tensor], Tensor] = Scale.apply
+    return fit(net, square(lambda x: apply(net(x))))
 
 
 # Transforms and compilers
@@ -508,7 +525,7 @@ class PerSample(nn.Module):
 
 def case_vmap() -> Iterable[Tensor]:
     net = PerSample()
-    return fit(net, lambda: net(batch()).square().mean())
+    return fit(net, square(net))
 
 
 def case_functional_gradients() -> Iterable[Tensor]:
@@ -530,7 +547,7 @@ def case_compile() -> Iterable[Tensor]:
         torch._dynamo.utils.counters.clear()
         net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
         compiled = torch.compile(net, backend=backend)
-        yield from fit(net, lambda call=compiled: call(batch()).square().mean())
+        yield from fit(net, square(compiled))
         counters = torch._dynamo.utils.counters
         for name in ("stats", "frames", "graph_break"):
             for key, count in sorted(counters[name].items()):
@@ -541,12 +558,12 @@ def case_compiled_parts() -> Iterable[Tensor]:
     torch._dynamo.reset()
     net = Net()
     net.inp.compile(backend="eager")
-    return fit(net, lambda: net(batch()).square().mean())
+    return fit(net, square(net))
 
 
 def case_tracing() -> Iterable[Tensor]:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    results = fit(net, lambda: net(batch()).square().mean())
+    results = fit(net, square(net))
     exported = torch.export.export(net, (batch(),)).module()
     symbolic = torch.fx.symbolic_trace(net)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
@@ -564,7 +581,7 @@ def case_tracing() -> Iterable[Tensor]:
 def case_copies_and_pickles() -> Iterable[Tensor]:
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    fit(net, lambda: net(batch()).square().mean(), optimizer)
+    fit(net, square(net), optimizer)
     y = net(batch())
     y.sum().backward()
     twin = copy.deepcopy(net)
@@ -620,15 +637,17 @@ def case_threads() -> Iterable[Tensor]:
 def case_data_loader() -> Iterable[Tensor]:
     net = Net()
     loader = DataLoader(TensorDataset(batch(12)), batch_size=4, shuffle=True, num_workers=1)
+    batches: list[Tensor] = []
     for (x,) in loader:
-        yield from fit(net, lambda x=x: net(x).square().mean(), steps=1)
+        batches.append(x)
+        yield from fit(net, square(net, batches.pop), steps=1)
 
 
 def case_evaluation_between() -> Iterable[Tensor]:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(STEPS):
-        yield from fit(net, lambda: net(batch()).square().mean(), optimizer, steps=1)
+        yield from fit(net, square(net), optimizer, steps=1)
         net.eval()
         with torch.inference_mode():
             yield net(batch()).clone()

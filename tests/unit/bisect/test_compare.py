@@ -652,3 +652,36 @@ def test_state_that_changed_between_steps_says_which_step_still_compared_equal(
     ]
     [first] = diverged(tmp_path / "first", at(0, 0, twist("scale"))).origins
     assert first.evidence == []
+
+
+def cut(events: list[Ev]) -> None:
+    del events[len(events) // 2 :]
+
+
+def test_a_step_in_which_a_rank_died_is_compared_up_to_there(tmp_path: Path) -> None:
+    whole = Job().arm(tmp_path / "a")
+    for name, a, b in (("B", whole, tmp_path / "b"), ("A", tmp_path / "c", whole)):
+        dead = a if name == "A" else b
+        Job(edit=at(3, 0, cut), close=False).arm(dead)
+        verdict = verdict_of(a, b)
+        assert verdict.verdict == "identical"
+        assert f"{name}'s record ends within step 3: compared up to there" in verdict.notes
+        assert (verdict.effects.loss, verdict.effects.parameters) == (None, None)
+
+
+def test_a_difference_before_a_rank_died_is_found(tmp_path: Path) -> None:
+    whole = Job().arm(tmp_path / "a")
+
+    def change(events: list[Ev]) -> None:
+        twist("l0.out")(events)
+        cut(events)
+
+    verdict = verdict_of(whole, Job(edit=at(3, 0, change), close=False).arm(tmp_path / "b"))
+    assert [(o.step, o.module, o.class_) for o in verdict.origins] == [(3, "l0", "computation")]
+
+
+def test_a_step_that_the_program_ended_is_not_forgiven_what_it_lacks(tmp_path: Path) -> None:
+    whole = Job().arm(tmp_path / "a")
+    verdict = verdict_of(whole, Job(edit=at(3, 0, cut)).arm(tmp_path / "b"))
+    assert (verdict.verdict, verdict.first_step) == ("diverged", 3)
+    assert verdict.origins[0].class_ == "structure"

@@ -323,3 +323,14 @@ def test_closing_twice_is_closing_once(run: Path) -> None:
         before = info(run)
         mlp()(X)
     assert info(run) == before and before["finished"]
+
+
+def test_a_step_that_an_exception_cuts_short_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    hide_the_past()
+    model = mlp()
+    with pytest.raises(RuntimeError, match="away"), fpdiff.record(tmp_path / "r"):
+        train(model, steps=2)
+        model(torch.ones(3, 4))
+        raise RuntimeError("away")
+    steps = fpdiff.open_run(tmp_path / "r").ranks[0].steps()
+    assert steps["ended"].to_pylist() == [True, True, False]

@@ -26,7 +26,7 @@ def row_of(*flushes: Listed, chain: bytes = bytes(16), microbatch: int = 0) -> d
             columns.append(microbatch, number, digest, [], 0)
         row.add(columns, sites)
         first += len(flush)
-    return row.row()
+    return row.row(ended=True)
 
 
 def test_a_row_counts() -> None:
