@@ -15,7 +15,7 @@ from fpdiff.fingerprint.digest.storages import StorageTable
 SMALL_BYTES = 64 << 10
 """Up to this size digesting anew (3 us) is cheaper than looking a digest up."""
 
-SAMPLE_BYTES = 256
+SAMPLE_WORDS = 48
 
 _Known = dict[tuple[object, ...], tuple[int, bytes, bytes]]  # where -> version, sample, digest
 
@@ -27,13 +27,21 @@ class DigestCache:
         """Start with nothing known."""
         self._storages: StorageTable[_Known] = StorageTable()
 
-    def digest(self, tensor: torch.Tensor, view: PlainView | None, *, trust: bool = True) -> bytes:
+    def digest(
+        self,
+        tensor: torch.Tensor,
+        view: PlainView | None,
+        *,
+        trust: bool = True,
+        remember: bool = True,
+    ) -> bytes:
         """Return the 16-byte digest of a tensor.
 
         Args:
             tensor: any tensor, see `host.digest`.
             view: what `host.look` returns for it.
             trust: a digest that was taken at this version may be returned again.
+            remember: the digest may be asked for again.
 
         Raises:
             Undigestible: see `host.digest`.
@@ -42,7 +50,7 @@ class DigestCache:
             return digest(tensor)
         if view.extent_bytes <= SMALL_BYTES or not view.is_on_host or not view.has_memory:
             return digest_plain(tensor, view)
-        if tensor.is_inference():  # It has no version counter.
+        if not remember or tensor.is_inference():  # Which has no version counter.
             return digest_plain(tensor, view)
         known = self._storages.get(view.storage)
         if known is None:
@@ -62,6 +70,10 @@ class DigestCache:
 
 
 def _sample(tensor: torch.Tensor, view: PlainView) -> bytes:
-    """Return bytes spread over the tensor's memory, an odd distance apart to meet every lane."""
-    data = memoryview(memory(tensor, view.extent_bytes)).cast("B")
-    return bytes(data[:: view.extent_bytes // SAMPLE_BYTES | 1])
+    """Return 8-byte words spread over the tensor's memory.
+
+    The memory is cold and each word costs a cache miss, 0.1 us: a sample of 48 costs what hashing
+    another 128 KiB would.
+    """
+    words = memoryview(memory(tensor, view.extent_bytes & ~7)).cast("B").cast("Q")
+    return words[:: len(words) // SAMPLE_WORDS].tobytes()

@@ -14,6 +14,7 @@ script       the bodies of those three
 recorder     steps, sites and events: every hook's way to the store
 sitetable    numbers of sites
 steprow      the digests of a closed step
+warning      warnings that cannot harm the program
 quiet        how a hook looks without disturbing
 scopes       the stack of running module calls
 modules      module hooks: batch, inputs, outputs

@@ -116,7 +116,15 @@ class GradientHooks:
         else:
             point = Point("backward", "gradient", where.path, where.module_class, where.call, slot)
         reads, span = self._edges(reads, recorder.backward_first_seq)
-        recorder.emit_tensor(point, gradient, microbatch=scope.microbatch, reads=reads, span=span)
+        recorder.emit_tensor(
+            point,
+            gradient,
+            follow=False,
+            remember=False,
+            microbatch=scope.microbatch,
+            reads=reads,
+            span=span,
+        )
 
     def _consumer(self, scope: Scope, seq: int, step: int) -> Scope | None:
         """Return the call whose backward computed the gradient of output `seq`."""

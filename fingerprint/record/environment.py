@@ -46,6 +46,7 @@ _NOT_DECIDING = (
     "NVIDIA_VISIBLE_DEVICES",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_HOME",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torchrun sets it; it is about failures.
     "TORCH_LOGS",
     "TORCH_SHOW_CPP_STACKTRACES",
     "TRITON_CACHE_DIR",

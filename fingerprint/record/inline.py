@@ -1,15 +1,17 @@
 """Recording from code: `with fpdiff.record(path):`."""
 
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch  # noqa: F401  # Before `arming`, which imports torch: its import may arm this process.
 
 from fpdiff.fingerprint.record import current, runfolder
 from fpdiff.fingerprint.record.arming import arm
 from fpdiff.fingerprint.record.process import sibling_rank
 from fpdiff.fingerprint.record.settings import Settings
+from fpdiff.fingerprint.record.warning import warn
 
 
 @contextmanager
@@ -21,8 +23,8 @@ def recording(settings: Settings, *, force: bool) -> Iterator[None]:
     """
     if current.script is not None:
         # The block may stay in a script that is also started under `fpdiff record`.
-        warnings.warn(
-            f"fpdiff: this process is being recorded already; {settings.out} is not written",
+        warn(
+            f"this process is being recorded already; {settings.out} is not written",
             stacklevel=5,
         )
         yield

@@ -7,7 +7,6 @@ fails. Nothing is created on disk before the first module runs.
 import os
 import threading
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.writer import RankWriter
@@ -121,9 +121,7 @@ class Recorder:
             self._writer = RankWriter(root, self.rank)
         except StoreError as taken:
             self.awake = False
-            warnings.warn(
-                f"fpdiff: this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1
-            )
+            warn(f"this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1)
             return False
         self._sites = SiteTable(self._writer.add_site)
         self._thread = threading.get_ident()
@@ -212,7 +210,7 @@ class Recorder:
                 self._write_info()
             except OSError as second:
                 self._stopped += f"; the rank's file could not be updated: {second}"
-        warnings.warn(f"fpdiff: {self._stopped}; the program goes on unrecorded", stacklevel=1)
+        warn(f"{self._stopped}; the program goes on unrecorded")
 
     def _write_info(self, *, finished: bool = False) -> None:
         assert self._writer is not None
@@ -318,6 +316,7 @@ class Recorder:
         trust: bool = True,
         value: bool = False,
         follow: bool = True,
+        remember: bool = True,
         microbatch: int | None = None,
         reads: Sequence[int] = (),
         span: int = 0,
@@ -331,6 +330,7 @@ class Recorder:
             trust: a digest taken at this version of the tensor may be used again.
             value: record a one-element tensor's number beside its digest.
             follow: who is given the tensor later is to read this event.
+            remember: the tensor's digest may be needed again.
 
         Returns:
             The event's seq, or None (and a blind spot) if the tensor's bytes cannot be read.
@@ -338,7 +338,7 @@ class Recorder:
         if view is None:
             view = look(tensor)
         try:
-            digest = self.cache.digest(tensor, view, trust=trust)
+            digest = self.cache.digest(tensor, view, trust=trust, remember=remember)
         except Undigestible as reason:
             self.blind_spots[str(reason)] += 1
             return None

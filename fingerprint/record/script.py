@@ -1,7 +1,6 @@
 """What a script may call: step, log and mark."""
 
 import operator
-import warnings
 
 import torch
 
@@ -9,6 +8,7 @@ from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.sitetable import Point
+from fpdiff.fingerprint.record.warning import warn
 
 
 class ScriptCalls:
@@ -25,11 +25,11 @@ class ScriptCalls:
         try:
             grows = recorder.begin_explicit_step(operator.index(number))
         except TypeError:
-            warnings.warn(f"fpdiff: step({number!r}) is ignored: not an integer", stacklevel=4)
+            warn(f"step({number!r}) is ignored: not an integer", stacklevel=4)
             return
         if not grows:
-            warnings.warn(
-                f"fpdiff: step({number}) after step {recorder.step} is ignored: numbers must grow",
+            warn(
+                f"step({number}) after step {recorder.step} is ignored: numbers must grow",
                 stacklevel=4,
             )
 
@@ -41,9 +41,7 @@ class ScriptCalls:
             return
         number = _number(value)
         if number is None:
-            warnings.warn(
-                f"fpdiff: log({name!r}) is ignored: not a single real number", stacklevel=4
-            )
+            warn(f"log({name!r}) is ignored: not a single real number", stacklevel=4)
             return
         point = Point("other", "metric", "", "", 0, name)
         recorder.emit(point, digest_bytes(number.hex().encode()), value=number)
@@ -55,7 +53,7 @@ class ScriptCalls:
         if not self._is_open("mark"):
             return
         if not isinstance(tensor, torch.Tensor):
-            warnings.warn(f"fpdiff: mark({name!r}) is ignored: not a tensor", stacklevel=4)
+            warn(f"mark({name!r}) is ignored: not a tensor", stacklevel=4)
             return
         view = look(tensor)
         seq, exact = recorder.producers.find(tensor, view)

@@ -40,7 +40,7 @@ class StateRecorder:
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
-        self._places: dict[int, tuple[str, str, str]] = {}
+        self._places: dict[int, tuple[weakref.ref[torch.Tensor], tuple[str, str, str]]] = {}
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -127,23 +127,25 @@ class StateRecorder:
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
     ) -> tuple[str, str, str]:
         """Return (kind, module path, slot) of a parameter, or of an optimizer's own tensor."""
-        known = self._places.get(id(parameter))
-        if known is None:
+        key = id(parameter)
+        known = self._places.get(key)
+        # A parameter that died within the step may have left its id to this one.
+        if known is None or known[0]() is not parameter:
             owner = self.owner(parameter)
-            known = (
-                ("parameter", *owner) if owner else ("master", "", self._slot(optimizer, parameter))
-            )
-            self._places[id(parameter)] = known
-        return known
+            place = ("parameter", *owner) if owner else self._master(optimizer, parameter)
+            known = self._places[key] = (weakref.ref(parameter), place)
+        return known[1]
 
-    def _slot(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
+    def _master(
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
+    ) -> tuple[str, str, str]:
         optimizers = self.discovery.optimizers()
         index = next(i for i, known in enumerate(optimizers) if known is optimizer)
         for g, group in enumerate(optimizer.param_groups):
             for p, held in enumerate(group["params"]):
                 if held is parameter:
-                    return f"optimizer{index}.group{g}.{p}"
-        return f"optimizer{index}.stray"
+                    return "master", "", f"optimizer{index}.group{g}.{p}"
+        return "master", "", f"optimizer{index}.stray"
 
     def _masters(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit tensors that only the optimizer holds: fp32 copies, flat buffers."""

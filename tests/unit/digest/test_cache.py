@@ -79,7 +79,7 @@ def test_a_write_is_seen(name: str) -> None:
 def test_a_write_of_few_elements_past_the_counter_needs_no_trust() -> None:
     cache, tensor = DigestCache(), torch.zeros(LARGE)
     before = cached(cache, tensor)
-    tensor.numpy()[1] = 1
+    tensor.numpy()[3] = 1
     assert cached(cache, tensor) == before  # The documented limit.
     assert cached(cache, tensor, trust=False) == digest(tensor) != before
 
@@ -113,7 +113,7 @@ def test_memory_that_is_used_again_with_the_same_sample_does_not_fool_it() -> No
     cache = DigestCache()
     for number in range(2000):
         tensor = torch.zeros(LARGE)
-        tensor[1] = number  # Same version each time, and no byte of the sample.
+        tensor[3] = number  # Same version each time, and no byte of the sample.
         assert cached(cache, tensor) == digest(tensor)
 
 
