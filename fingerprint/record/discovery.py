@@ -3,8 +3,8 @@
 State counts from the start of a step, but an optimizer shows itself by a hook only when it steps,
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
 looked for among the objects that Python's collector knows, at the start of the first, second,
-tenth, hundredth ... step that a process records, so that the cost (about 0.1 s for a million
-objects) fades.
+tenth, hundredth ... step that a process records, so that the cost (some tenths of a second for a
+million objects) fades.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
@@ -41,20 +41,34 @@ class Discovery:
     def __init__(self) -> None:
         """Start with nothing found."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._stepped: dict[int, int] = {}  # by number of the optimizer, in which step
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
         self._looks = 0
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that are alive, in a fixed order."""
-        return _alive(self._optimizers)
+    def optimizers(self, since: int) -> list[tuple[int, torch.optim.Optimizer]]:
+        """Return (number, optimizer) of those in use, in a fixed order.
+
+        One that has stepped, but not since that step, is not in use: whether it still exists may
+        hang on when Python's collector last ran, which is no property of the program.
+        """
+        return [
+            (number, optimizer)
+            for number, ref in enumerate(self._optimizers)
+            if self._stepped.get(number, since) >= since and (optimizer := ref()) is not None
+        ]
+
+    def number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return the number of an optimizer that has been found."""
+        return next(n for n, ref in enumerate(self._optimizers) if ref() is optimizer)
 
     def scalers(self) -> list[torch.amp.GradScaler]:
         """Return the enabled gradient scalers that are alive."""
         return [scaler for scaler in _alive(self._scalers) if scaler.is_enabled()]
 
-    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer that a hook has shown."""
+    def note_step(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Note an optimizer that a hook has shown to step in a step."""
         _add(self._optimizers, [optimizer])
+        self._stepped[self.number_of(optimizer)] = step
 
     def look(self, names: Names) -> None:
         """Look if it is time to; adopts copies of known roots, and what optimizers train."""
@@ -63,6 +77,8 @@ class Discovery:
             return
         found: dict[type, list[Any]] = {kind: [] for kind in _SOUGHT}
         sought = _Sought()
+        # What is no longer reachable but not yet collected is there in one run and gone in another.
+        gc.collect()
         for one in gc.get_objects():
             kind = sought[type(one)]
             if kind is not None:

@@ -80,11 +80,14 @@ class ModuleHooks:
         recorder = self.recorder
         if not recorder.begin():
             return False
-        new = recorder.names.adopt(module)
+        recorder.names.adopt(module)
+        root = recorder.names.root_of(module)
+        if root is not None:
+            recorder.state.note_call(root, recorder.step + recorder.boundary_due)
         if not recorder.touch():
             return False
-        if new:
-            recorder.state.record_root(module)
+        if root is not None:
+            recorder.state.record_root(root)
         return True
 
     def _scope(self, module: nn.Module, parent: Scope | None) -> Scope:

@@ -25,6 +25,7 @@ class Names:
         # By identity: a module may define an equality of its own.
         self._paths = WeakIdKeyDictionary(ref_type=WeakIdRef)
         self._wrappers = WeakIdKeyDictionary(ref_type=WeakIdRef)
+        self._root_of = WeakIdKeyDictionary(ref_type=WeakIdRef)
         self._roots: list[weakref.ref[nn.Module]] = []
         self._labels: Counter[str] = Counter()
         self._has_main = False
@@ -32,6 +33,11 @@ class Names:
     def roots(self) -> list[nn.Module]:
         """Return the roots that are alive, in the order in which they were met."""
         return [root for ref in self._roots if (root := ref()) is not None]
+
+    def root_of(self, module: nn.Module) -> nn.Module | None:
+        """Return the root below which a module was named first, None if that is gone."""
+        ref: weakref.ref[nn.Module] | None = self._root_of.get(module)
+        return None if ref is None else ref()
 
     def has_main(self) -> bool:
         """Return whether *the* root has been met."""
@@ -92,6 +98,8 @@ class Names:
             if id(module) in seen:
                 continue
             seen.add(id(module))
+            if self.root_of(module) is None:
+                self._root_of[module] = weakref.ref(root)
             wrapped = _wrapped(module)
             if wrapped is not None:
                 self._wrappers[module] = True

@@ -26,7 +26,7 @@ class OptimizerHooks:
         self._gradients = {}
         if not recorder.has_begun():
             return
-        recorder.state.discovery.add_optimizer(optimizer)
+        recorder.state.discovery.note_step(optimizer, recorder.step)
         if recorder.continues() and not _has_closure(args, kwargs):
             self._record_gradients(optimizer)
 

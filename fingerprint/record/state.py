@@ -40,6 +40,9 @@ class StateRecorder:
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
+        self._called: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._last_step = -1
+        self._in_use_since = 0
         self._places: dict[int, tuple[weakref.ref[torch.Tensor], tuple[str, str, str]]] = {}
 
     def record_tensors(self) -> None:
@@ -53,13 +56,39 @@ class StateRecorder:
         self._places.clear()
         self._recorded.clear()
         self._settled = False
-        for root in recorder.names.roots():
+        for root in self._roots_in_use():
             self.record_root(root)
-        for optimizer in self.discovery.optimizers():
+        for _, optimizer in self.discovery.optimizers(self._in_use_since):
             self._masters(optimizer)
             self._held(optimizer)
         for name, digest in generators.states():
             recorder.emit(Point("init", "generator", "", "", 0, name), digest)
+
+    def note_call(self, root: nn.Module, step: int) -> None:
+        """Note that a root was called in a step.
+
+        A root that was not called in the step before begins something new: what was in use until
+        then no longer is.
+        """
+        known = self._called.get(id(root))
+        before = known[1] if known is not None and known[0]() is root else None
+        if step != self._last_step:
+            self._last_step = step
+            self._in_use_since = step if before is None or before < step - 1 else step - 1
+        self._called[id(root)] = (weakref.ref(root), step)
+
+    def _roots_in_use(self) -> list[nn.Module]:
+        """Return the roots in use at the start of the step, and copies never called.
+
+        The others are recorded when they are called again; whether they still exist may hang on
+        when Python's collector last ran, which is no property of the program.
+        """
+        roots = []
+        for root in self.recorder.names.roots():
+            known = self._called.get(id(root))
+            if known is None or known[0]() is not root or known[1] >= self._in_use_since:
+                roots.append(root)
+        return roots
 
     def record_root(self, root: nn.Module) -> None:
         """Emit the parameters and buffers of one root, once a step."""
@@ -92,13 +121,13 @@ class StateRecorder:
             return
         self._settled = True
         recorder = self.recorder
-        for root in recorder.names.roots():
+        for root in self._roots_in_use():
             for path, module in recorder.names.modules(root):
                 kind = type(module).__name__
                 point = Point("init", "training_flag", path, kind, 0, "training")
                 seq = recorder.emit(point, _FLAG[bool(module.training)])
                 self.module_reads.setdefault(path, []).append(seq)
-        for index, optimizer in enumerate(self.discovery.optimizers()):
+        for index, optimizer in self.discovery.optimizers(self._in_use_since):
             self._options(index, optimizer)
         for index, scaler in enumerate(self.discovery.scalers()):
             self._scaler(index, scaler)
@@ -139,8 +168,7 @@ class StateRecorder:
     def _master(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
     ) -> tuple[str, str, str]:
-        optimizers = self.discovery.optimizers()
-        index = next(i for i, known in enumerate(optimizers) if known is optimizer)
+        index = self.discovery.number_of(optimizer)
         for g, group in enumerate(optimizer.param_groups):
             for p, held in enumerate(group["params"]):
                 if held is parameter:

@@ -15,6 +15,10 @@ def _only_this_test() -> None:
     hide_the_past()
 
 
+def in_use(discovery: Discovery, since: int = 0) -> list[torch.optim.Optimizer]:
+    return [optimizer for _, optimizer in discovery.optimizers(since)]
+
+
 def look(*roots: nn.Module) -> tuple[Discovery, Names]:
     discovery, names = Discovery(), Names()
     for root in roots:
@@ -28,17 +32,29 @@ def test_optimizers_are_found_in_the_order_of_what_they_train() -> None:
     second = torch.optim.SGD(model[1].parameters(), lr=1)
     first = torch.optim.Adam(model[0].parameters())
     discovery, _ = look(model)
-    assert discovery.optimizers() == [first, second]
+    assert in_use(discovery) == [first, second]
 
 
 def test_a_shown_optimizer_is_added_once() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     discovery = Discovery()
-    discovery.add_optimizer(optimizer)
-    discovery.add_optimizer(optimizer)
+    discovery.note_step(optimizer, 0)
+    discovery.note_step(optimizer, 1)
     discovery.look(Names())
-    assert discovery.optimizers() == [optimizer]
+    assert in_use(discovery, 1) == [optimizer]
+
+
+def test_an_optimizer_that_rests_is_not_in_use_and_keeps_its_number() -> None:
+    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1) for _ in range(2))
+    discovery = Discovery()
+    discovery.note_step(first, 0)
+    discovery.note_step(second, 0)
+    discovery.note_step(second, 1)
+    assert discovery.optimizers(0) == [(0, first), (1, second)]
+    assert discovery.optimizers(1) == [(1, second)]
+    discovery.note_step(first, 2)
+    assert discovery.optimizers(1) == [(0, first), (1, second)]
 
 
 def test_what_is_found_is_not_kept_alive() -> None:
@@ -46,10 +62,10 @@ def test_what_is_found_is_not_kept_alive() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     scaler = torch.amp.GradScaler("cpu")
     discovery, names = look(model)
-    assert discovery.optimizers() and discovery.scalers() == [scaler]
+    assert in_use(discovery) and discovery.scalers() == [scaler]
     del model, optimizer, scaler
     gc.collect()
-    assert (discovery.optimizers(), discovery.scalers(), names.roots()) == ([], [], [])
+    assert (in_use(discovery), discovery.scalers(), names.roots()) == ([], [], [])
 
 
 def test_a_scaler_that_is_switched_off_does_not_count() -> None:
@@ -64,9 +80,9 @@ def test_looks_become_rare() -> None:
     optimizers = []
     for number in range(1, 12):
         optimizers.append(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1))
-        before = len(discovery.optimizers())
+        before = len(in_use(discovery))
         discovery.look(names)
-        if len(discovery.optimizers()) > before:
+        if len(in_use(discovery)) > before:
             found_at.append(number)
     assert found_at == [1, 2, 10]
 
@@ -87,7 +103,7 @@ def test_a_wrapper_of_an_optimizer_is_not_a_second_one() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=1)
     wrapper = Forwards(inner)
     discovery, _ = look(model)
-    assert discovery.optimizers() == [inner] and wrapper.param_groups
+    assert in_use(discovery) == [inner] and wrapper.param_groups
 
 
 class Touchy:

@@ -1,4 +1,5 @@
 import copy
+import gc
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,26 @@ def test_state_is_recorded_at_both_rungs(run: Path) -> None:
         found.append([(e.where, e.digest) for e in state])
         del model
     assert found[0] == found[1]
+
+
+def test_what_is_out_of_use_leaves_the_record_whenever_it_is_collected(tmp_path: Path) -> None:
+    def program(run: Path, *, collects: bool) -> None:
+        hide_the_past()
+        torch.manual_seed(0)
+        with fpdiff.record(run):
+            for _ in range(3):
+                model = mlp()
+                model.itself = [model]  # type: ignore[assignment]  # Only the collector frees it.
+                train(model, steps=3)
+                del model
+                if collects:
+                    gc.collect()
+
+    gc.disable()
+    try:
+        program(tmp_path / "late", collects=False)
+        program(tmp_path / "soon", collects=True)
+    finally:
+        gc.enable()
+    verdict = fpdiff.compare(tmp_path / "late", tmp_path / "soon")
+    assert verdict.verdict == "identical", verdict.summary
