@@ -115,6 +115,8 @@ def _origin(origin: Origin, before: Origin | None) -> RenderableType:
     if origin.num_inputs:
         equal = "equal" if origin.num_inputs == 1 else "all equal"
         rows.append(("inputs", f"{origin.num_inputs:,}, {equal}: {_inputs(origin)}"))
+    if origin.reaches:
+        rows.append(("reaches", _way(origin.reaches)))
     matched = _count(origin.matched_before, "event")
     rows.append(("before", f"{matched} of this rank matched"))
     rows += [("evidence", line) for line in origin.evidence]
@@ -123,6 +125,14 @@ def _origin(origin: Origin, before: Origin | None) -> RenderableType:
     if origin.hint and (before is None or before.hint != origin.hint):
         rows.append(("look at", origin.hint))
     return _rows(rows)
+
+
+def _way(reaches: list[str]) -> str:
+    """Say what an origin led to, and through how many events."""
+    target, *between = reaches
+    if len(between) < 2:
+        return target
+    return f"{target}, through {_count(len(between) - 1, 'event')}, the last {between[0]}"
 
 
 def _bold(value: str) -> Text:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from fpdiff.store.errors import StoreError
-from fpdiff.store.schema import VERSION, VERSION_KEY
+from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 
 JSON_LIMIT_BYTES = 16 << 20
 """No JSON file of a run is larger, padding included."""
@@ -89,7 +89,11 @@ def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) 
     version = (actual.metadata or {}).get(VERSION_KEY.encode())
     if version is None:
         raise foreign
-    check_version(int(version) if version.isdigit() else None, path)
+    number = int(version) if version.isdigit() else 0
+    check_version(number, path)
+    if name in TABLES:
+        names = columns_of(name, number)
+        expected = pa.schema([expected.field(column) for column in names])
     if not actual.equals(expected):
         raise foreign
 

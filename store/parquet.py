@@ -26,6 +26,11 @@ class TableFile:
         """Number of rows, from the footer."""
         return int(self._metadata.num_rows)
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns; files of older versions lack some."""
+        return list(self._metadata.schema.to_arrow_schema().names)
+
     def check_footer(self) -> None:
         """Check that the file holds our columns, without reading them.
 
@@ -76,7 +81,11 @@ class TableFile:
         check_nulls(table, self.path)
         if table.num_rows != self._metadata.row_group(index).num_rows:
             raise damaged(self.path, "a row group has not the rows it announces")
-        return table.cast(TABLES[self.name])
+        schema = TABLES[self.name]
+        for place, column in enumerate(schema):
+            if column.name not in table.column_names:  # Of an older version.
+                table = table.add_column(place, column, pa.nulls(table.num_rows, column.type))
+        return table.cast(schema)
 
 
 def _holds(file: pq.ParquetFile, index: int, step: int) -> bool:

@@ -20,8 +20,11 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = 1
-"""Version of the format; files of a newer one are refused, older ones are read."""
+VERSION: Final = 2
+"""Version of the format; files of a newer one are refused, older ones are read.
+
+Version 2 added `members` to SITES, and the kinds of events that operators leave.
+"""
 
 VERSION_KEY: Final = "fpdiff.schema"
 """Key of the version in each file's schema metadata (a decimal string)."""
@@ -58,6 +61,13 @@ KINDS: Final = (
     "metric",  # a value given to fpdiff.log
     "mark",  # a tensor given to fpdiff.mark
     "rewrite",  # an input that is no longer what its producer left
+    "result",  # op: what an operator returned
+    "written",  # op: an argument of an operator after it wrote there
+    "arguments",  # op: the operator's arguments that are no tensors
+    "number",  # op: a number that the program took out of a tensor
+    "uninitialised",  # op: an operator read memory that no operator had written
+    "sent",  # op: what a rank gave to a collective
+    "received",  # op: what a rank got from a collective
 )
 """What an event's digest is of."""
 
@@ -84,9 +94,10 @@ SITES: Final = _schema(
     pa.field("module", pa.string(), nullable=False),  # path from the root module; "" is the root
     pa.field("module_class", pa.string(), nullable=False),  # class name, "" where unknown
     pa.field("call", pa.int32(), nullable=False),  # nth call of the module in its microbatch
-    pa.field("op", pa.string(), nullable=True),  # operator; null at rungs step and layer
+    pa.field("op", pa.string(), nullable=True),  # operator; null for events of the other rungs
     pa.field("occurrence", pa.int32(), nullable=False),  # nth time in that module call
     pa.field("slot", pa.string(), nullable=False),  # which tensor: out.0, weight, weight.exp_avg
+    pa.field("members", pa.string(), nullable=True),  # ranks that a collective is among: 0,1,4
     pa.field("dtype", pa.string(), nullable=False),  # torch's name without "torch."; "" if none
     pa.field("shape", pa.list_(pa.int64()), nullable=False),
 )
@@ -119,6 +130,14 @@ STEPS: Final = _schema(
 )
 
 TABLES: Final = {"sites": SITES, "events": EVENTS, "steps": STEPS}
+
+ADDED: Final = {("sites", "members"): 2}
+"""Columns that older files lack, with the version that added them; there they are null."""
+
+
+def columns_of(name: str, version: int) -> list[str]:
+    """Return the columns of a table in files of a version."""
+    return [c for c in TABLES[name].names if ADDED.get((name, c), 1) <= version]
 
 
 def rank_name(rank: int) -> str:

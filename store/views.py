@@ -5,6 +5,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -220,14 +221,17 @@ def _tail(run: Run, name: str) -> pa.Table:
 def _selects(label: str, run: Run, name: str, tail: str) -> list[str]:
     columns = ", ".join(TABLES[name].names)
     selects = [f"SELECT {quoted(label)} AS run, rank, {columns} FROM {tail}"]
-    paths = [
-        segment.files[name].path
-        for record in run.ranks.values()
-        for segment in record.segments
-        if segment.files
-    ]
-    if paths:
-        files = ", ".join(quoted(pattern(path)) for path in paths)
+    paths: dict[tuple[str, ...], list[Path]] = {}
+    for record in run.ranks.values():
+        for segment in record.segments:
+            if segment.files:
+                file = segment.files[name]
+                paths.setdefault(tuple(file.columns), []).append(file.path)
+    for present, alike in paths.items():
+        files = ", ".join(quoted(pattern(path)) for path in alike)
+        columns = ", ".join(
+            column if column in present else f"NULL AS {column}" for column in TABLES[name].names
+        )
         # Not hive_partitioning: it would also take a folder above the run, `lr=0.1` or even
         # `step=5`, for a column. Files that a condition on rank rules out are skipped all the same.
         selects.append(

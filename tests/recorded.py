@@ -27,6 +27,8 @@ class Event:
     call: int
     occurrence: int
     slot: str
+    op: str | None
+    members: str | None
     dtype: str
     shape: tuple[int, ...]
     digest: bytes
@@ -96,7 +98,6 @@ def read(path: Path, rank: int = 0) -> Events:
     for batch in record.event_batches():
         for row in batch.to_pylist():
             site = dict(sites[row.pop("site")])
-            site.pop("op")
             site["shape"] = tuple(site["shape"])
             row["digest"] = row["digest"].bytes
             row["inputs"] = tuple(row["seq"] - offset for offset in row["inputs"])

@@ -26,6 +26,7 @@ def site(number: int, **changes: Any) -> dict[str, Any]:
         "op": None,
         "occurrence": 0,
         "slot": "out.0",
+        "members": None,
         "dtype": "float32",
         "shape": [2, number + 1],
     }

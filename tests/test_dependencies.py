@@ -16,14 +16,21 @@ FOLDERS = ("fingerprint", "store", "cli", "examples")
 ALLOWED = {
     "fpdiff.store": {"duckdb", "numpy", "pyarrow"},
     "fpdiff.fingerprint.digest": {"torch", "xxhash"},
+    "fpdiff.fingerprint.catalogue": set[str](),
     "fpdiff.fingerprint.record": {
+        "fpdiff.fingerprint.catalogue",
         "fpdiff.fingerprint.digest",
         "fpdiff.store",
         "numpy",
         "torch",
         "xxhash",
     },
-    "fpdiff.fingerprint.bisect": {"fpdiff.store", "numpy", "pyarrow"},
+    "fpdiff.fingerprint.bisect": {
+        "fpdiff.fingerprint.catalogue",
+        "fpdiff.store",
+        "numpy",
+        "pyarrow",
+    },
     "fpdiff.cli": {
         "duckdb",
         "fpdiff.fingerprint.bisect",

@@ -9,6 +9,7 @@ arm        one run's events of a step, as arrays
 align      the events of one step of both runs, side by side
 origins    which mismatched events no mismatched event explains
 findings   what a rank's first differing step holds, in little
+reach      what an origin led to in its step
 attribute  which findings are origins and which were received from other ranks
 classify   what kind of difference an origin is
 describe   an origin in full, with the evidence

@@ -5,7 +5,10 @@ import shlex
 from fpdiff.fingerprint.bisect.classify import OUTSIDE
 from fpdiff.fingerprint.bisect.preflight import settings_of
 from fpdiff.fingerprint.bisect.verdict import Origin
+from fpdiff.fingerprint.catalogue import base_name, nondeterminism
 from fpdiff.store.run import Run
+
+_NEXT = {"step": "layer", "layer": "op", "op": "op"}
 
 _HINTS = {
     "data": "compare the samplers: seed, set_epoch, shuffling, worker seeding, position after"
@@ -18,6 +21,11 @@ _HINTS = {
     "collective": "look at the reduction: its groups, the order of its buckets, the algorithm",
     "unseen-producer": "something wrote to the tensor's memory: a custom kernel, another stream or"
     " thread, a view through numpy, faulty memory",
+    "arguments": "a number that the program computed outside of torch differs: a scale, a learning"
+    " rate, an index",
+    "uninitialised": "initialise the memory (zeros, full) or write all of it before it is read;"
+    " torch.utils.deterministic.fill_uninitialized_memory finds such reads",
+    "kernel": "run both with torch.use_deterministic_algorithms(True)",
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
     " the module uses a nondeterministic kernel",
 }
@@ -33,8 +41,19 @@ _STATE_HINTS = {
 }
 
 
-def hint(class_: str, component: str | None) -> str | None:
-    """Return what to look at for an origin of a class."""
+def hint(
+    class_: str, component: str | None, op: str | None = None, *, rehashed: bool = False
+) -> str | None:
+    """Return what to look at for an origin.
+
+    Args:
+        class_: its class, and component of the state.
+        component: see `class_`.
+        op: its operator, if the rung has it.
+        rehashed: what the op read was digested again just before.
+    """
+    if class_ in ("kernel", "collective") and op is not None:
+        return _about(op, rehashed=rehashed)
     if class_ == "state" and component is not None:
         if component.endswith(OUTSIDE):
             return (
@@ -45,10 +64,28 @@ def hint(class_: str, component: str | None) -> str | None:
     return _HINTS.get(class_)
 
 
+def _about(op: str, *, rehashed: bool) -> str:
+    name = base_name(op)
+    known = nondeterminism(op)
+    if known is not None:
+        devices = " and ".join(known["devices"])
+        return f"{name} is known to vary on {devices}: {known['why']}. {known['fix']}"
+    if rehashed:
+        return f"{name} is not known to vary: suspect the device, its memory or a driver"
+    return (
+        f"{name} is not known to vary: a write to its inputs that no op made (numpy, a custom"
+        " kernel, faulty memory) looks the same; --rehash tells them apart"
+    )
+
+
 def strength(rung: str, class_: str, num_inputs: int) -> str:
     """Return what the attribution to an origin rests on."""
     if class_ in ("state", "data"):
         return "compared directly: nothing in the record comes before it"
+    if class_ in ("arguments", "uninitialised", "unseen-producer") or (
+        class_ == "rng" and rung == "op"
+    ):
+        return "recorded op by op: everything that it read is equal"
     if class_ == "structure":
         return "the two sequences of events, compared by name"
     if not num_inputs:
@@ -56,6 +93,8 @@ def strength(rung: str, class_: str, num_inputs: int) -> str:
     events = "the event it read is" if num_inputs == 1 else f"the {num_inputs} events it read are"
     if rung == "step":
         return f"{events} equal; what happens inside the model is not recorded at rung step"
+    if rung == "op":
+        return f"{events} equal, recorded op by op"
     return (
         f"{events} equal; at rung layer, operations between modules and tensors that no module"
         " was given (labels, say) are not recorded"
@@ -69,11 +108,14 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         return None
     settings = settings_of(run)
     first = origins[0]
-    options = ["--level", "layer", "--steps", str(first.step)]
-    if rung == "layer":
-        if first.class_ not in ("computation", "environment") or settings.get("rehash"):
+    options = ["--level", _NEXT[rung], "--steps", str(first.step)]
+    if rung == "op":
+        known = first.op is not None and nondeterminism(first.op) is not None
+        if first.class_ != "kernel" or known or settings.get("rehash"):
             return None
         options += ["--rehash", "--stats"]
+    elif rung == "layer" and first.class_ in ("data", "state"):
+        return None
     # A window of ranks keeps the others from writing; they run all the same.
     if len({origin.rank for origin in origins}) == 1 and len(run.ranks) > 1:
         options += ["--ranks", str(first.rank)]

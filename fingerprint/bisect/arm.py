@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Site = dict[str, Any]
 
-_KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot")
+_KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot", "members")
 """What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
 
 
@@ -129,6 +129,10 @@ class Arm:
         result: Flags = before[np.arange(len(self))] > before[self._span_start]
         result[event[flags[producer]]] = True
         return result
+
+    def edges(self) -> tuple[Ints, Ints]:
+        """Return (event, producer) as indices, of the events that name their inputs."""
+        return self._edges
 
     @cached_property
     def _inputs(self) -> tuple[Ints, Ints]:

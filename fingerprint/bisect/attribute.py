@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Place, RankFindings
+from fpdiff.fingerprint.bisect.findings import Candidate, Meeting, Place, RankFindings
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Receiver
+from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
 
 MAX_ORIGINS = 200
@@ -56,6 +58,7 @@ class Attribution:
         ranks: list[int],
         rung: str,
         environment: list[EnvironmentDifference],
+        rehashed: bool,
     ) -> None:
         """Remember the findings.
 
@@ -65,25 +68,23 @@ class Attribution:
             ranks: those compared.
             rung: what was compared.
             environment: entries that differ.
+            rehashed: both runs digested again what was read.
         """
+        self._rehashed = rehashed
         self._found = {f.rank: f for f in found}
         self._groups = groups
         self._ranks = frozenset(ranks)
         self._rung = rung
         self._environment = [d for d in environment if d.decides]
-        self._senders = {f.rank: self._senders_to(f) for f in found}
-        # Without senders, a reduction is to blame only if all that took part were compared.
-        self._missing = {
-            f.rank: [] if self._senders[f.rank] else self._missing_from(f) for f in found
-        }
+        self._sources = {f.rank: [self._source(f, c) for c in f.candidates] for f in found}
 
     @cached_property
     def receivers(self) -> list[Receiver]:
         """Ranks that took in what others sent."""
         return [
-            self._receiver(f, senders)
+            self._receiver(f, sources)
             for f in self._found.values()
-            if (senders := self._senders[f.rank]) or self._missing[f.rank]
+            if (sources := [s for s in self._sources[f.rank] if s is not None])
         ]
 
     @cached_property
@@ -113,6 +114,7 @@ class Attribution:
                 rung=self._rung,
                 environment=[d for d in self._environment if found.rank in d.ranks],
                 group=self._groups.of(found.rank),
+                rehashed=self._rehashed,
             )
             origins += [describer.origin(c) for c in self._candidates[found.rank][:share]]
             found.tier.release()
@@ -121,7 +123,9 @@ class Attribution:
     @cached_property
     def _candidates(self) -> dict[int, list[Candidate]]:
         return {
-            rank: [c for c in f.candidates if not (c.reduced and self._is_received(rank))]
+            rank: [
+                c for c, source in zip(f.candidates, self._sources[rank], strict=True) if not source
+            ]
             for rank, f in self._found.items()
         }
 
@@ -135,39 +139,69 @@ class Attribution:
                 sending[f.step].append(f.rank)
         return sending
 
-    def _senders_to(self, found: RankFindings) -> list[int]:
+    def _source(self, found: RankFindings, candidate: Candidate) -> "_Source | None":
+        """Return where a candidate was received from, None if it is an origin."""
+        if candidate.meeting is not None:
+            group = candidate.meeting.ranks - {found.rank}
+            senders = [r for r in group if self._gave(r, found.step, candidate.meeting)]
+        elif candidate.reduced:
+            group = self._groups.of(found.rank) - {found.rank}
+            senders = self._reducing(found, group)
+        else:
+            return None
+        # Without senders, the collective is to blame only if all that took part were compared.
+        missing = [] if senders else sorted(group - self._ranks)
+        return _Source(sorted(senders), missing, candidate.meeting) if senders or missing else None
+
+    def _gave(self, rank: int, step: int, meeting: Meeting) -> bool:
+        """Return whether a rank gave something that differs to a collective."""
+        peer = self._found.get(rank)
+        if peer is None or peer.step > step:
+            return False
+        if peer.step < step:  # What it gave since may differ too: its events are not at hand.
+            later = peer.tier.differences.get(step)
+            return later is not None and later.any
+        return meeting in peer.given
+
+    def _reducing(self, found: RankFindings, group: frozenset[int]) -> list[int]:
         """Return the ranks of a rank's group whose own gradients differ in the same step.
 
         Any of their gradients will do: clipping by the norm couples all of them.
         """
-        if not any(c.reduced for c in found.candidates):
-            return []
-        group = self._groups.of(found.rank) - {found.rank}
         senders = [rank for rank in self._sending[found.step] if rank in group]
         for rank in group & self._found.keys():
             peer = self._found[rank]
             if peer.step < found.step:
                 later = peer.tier.differences.get(found.step)
                 senders += [rank] if later is not None and later.backward else []
-        return sorted(senders)
+        return senders
 
-    def _missing_from(self, found: RankFindings) -> list[int]:
-        """Return who reduced gradients with a rank and was not compared, if it received any."""
-        if not any(c.reduced for c in found.candidates):
-            return []
-        return sorted(self._groups.of(found.rank) - self._ranks)
+    def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
+        senders = sorted({rank for source in sources for rank in source.senders})
+        missing = sorted({rank for source in sources for rank in source.missing})
+        meeting = sources[0].meeting
+        if meeting is not None:
+            via = f"{base_name(meeting.op)} in the {meeting.phase}"
+            via += f" (ranks {meeting.group}, call {meeting.occurrence})"
+        else:
+            via = self._reduction(found, senders)
+        if not senders:
+            via += f" with {ranks_text(missing)}, not compared here"
+        return Receiver(rank=found.rank, step=found.step, from_=senders, via=via)
 
-    def _is_received(self, rank: int) -> bool:
-        return bool(self._senders[rank] or self._missing[rank])
-
-    def _receiver(self, found: RankFindings, senders: list[int]) -> Receiver:
+    def _reduction(self, found: RankFindings, senders: list[int]) -> str:
         sent = frozenset[Place]().union(*(self._found[rank].sent for rank in senders))
         # Those that were sent, if any of them is among what was received; else what was.
         places = sorted(found.received & sent or found.received)
         names = [f"{m}.{s.removeprefix('grad.')}".lstrip(".") for m, s in places]
         rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        via = f"the reduction of the gradients of {', '.join(names[:2])}{rest}"
-        if not senders:
-            missing = ranks_text(self._missing[found.rank])
-            via += f" with {missing}, not compared here"
-        return Receiver(rank=found.rank, step=found.step, from_=senders, via=via)
+        return f"the reduction of the gradients of {', '.join(names[:2])}{rest}"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Who sent what a rank received, or who may have and was not compared."""
+
+    senders: list[int]
+    missing: list[int]
+    meeting: Meeting | None

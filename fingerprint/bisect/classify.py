@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fpdiff.fingerprint.bisect.arm import Site
 from fpdiff.fingerprint.bisect.origins import is_batch
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
+from fpdiff.fingerprint.catalogue import base_name
 
 _COMPONENT = {
     "parameter": "parameter",
@@ -55,6 +56,8 @@ class Facts:
             where the record does not show which module drew.
         environment: entries that differ on the origin's rank and can change a result.
         reduction: where the gradients are reduced, if they are.
+        read_hole: it read memory that no op had written.
+        exact: what it read is known op by op.
     """
 
     in_a: bool = True
@@ -65,11 +68,21 @@ class Facts:
     generators: list[str] = field(default_factory=list)
     environment: list[EnvironmentDifference] = field(default_factory=list)
     reduction: Reduction | None = None
+    read_hole: bool = False
+    exact: bool = False
 
 
 def classify(site: Site, facts: Facts) -> Kind:
     """Classify an origin by the kind of its event and by what about it differs."""
     component = component_of(site)
+    if site["kind"] == "rewrite":
+        return _rewritten(site, facts)
+    if site["kind"] == "uninitialised" or facts.read_hole:
+        return Kind(
+            "uninitialised",
+            None,
+            f"{op_of(site)} in {where(site)} read memory that no op had written ({site['slot']})",
+        )
     if not (facts.in_a and facts.in_b):
         return _one_sided(site, component, only="A" if facts.in_a else "B")
     if component is not None:
@@ -77,11 +90,53 @@ def classify(site: Site, facts: Facts) -> Kind:
         return Kind("state", component, f"{component} {_path(site)} {how}")
     if not facts.same_description:
         return Kind("metadata", None, f"{described(site)} has another dtype or shape")
-    if site["kind"] == "generator":
-        return Kind("rng", None, f"{where(site)} drew from a generator in another state")
-    if is_batch(site):
-        return Kind("data", None, f"{described(site)} differs")
+    if site["kind"] in _BY_KIND or is_batch(site):
+        return _by_kind(site)
+    if site["kind"] == "input" and site["op"] is not None:
+        return _unmade(site)
+    if facts.exact and site["kind"] in _COPIES and facts.num_inputs:
+        what = f"{described(site)} changed after the op that made it, which is equal"
+        return Kind("unseen-producer", None, what)
     return _computed(site, facts)
+
+
+_BY_KIND = frozenset(("generator", "arguments"))
+
+
+def _by_kind(site: Site) -> Kind:
+    """Classify what says by its kind alone what differs."""
+    if site["kind"] == "generator":
+        who = f"{op_of(site)} in {where(site)}" if site["op"] else where(site)
+        return Kind("rng", None, f"{who} drew from a generator in another state")
+    if site["kind"] == "arguments":
+        return Kind("arguments", None, f"{described(site)} differ, its tensors do not")
+    return Kind("data", None, f"{described(site)} differs")
+
+
+_COPIES = frozenset(
+    ("output", "gradient", "local_gradient", "reduced_gradient", "loss", "mark", "sent")
+    + ("parameter", "master", "optimizer_state", "buffer", "input")
+)
+"""Kinds whose events are of a tensor that an op made: at rung op they repeat the op's digest."""
+
+
+def _rewritten(site: Site, facts: Facts) -> Kind:
+    """Classify bytes that changed after they were made, in one run or, otherwise, in both."""
+    runs = "A" if not facts.in_b else "B" if not facts.in_a else "both runs, to other values"
+    reader = f"{op_of(site)} in {where(site)}" if site["op"] else where(site)
+    what = (
+        f"{site['slot']} of {reader} was overwritten in {runs}: its bytes changed after it was"
+        " made, with no write recorded"
+    )
+    return Kind("unseen-producer", None, what)
+
+
+def _unmade(site: Site) -> Kind:
+    """Classify a tensor that no op made, where an op reads it."""
+    what = f"{described(site)} differs, and no recorded op made it"
+    if site["phase"] in ("backward", "recompute", "optimizer"):
+        return Kind("unseen-producer", None, what)
+    return Kind("data", None, what)
 
 
 def moved(site: Site, count: int) -> Kind:
@@ -122,7 +177,11 @@ def _computed(site: Site, facts: Facts) -> Kind:
         more = len(facts.environment) - 3
         keys += f" and {more} more" if more > 0 else ""
         return Kind("environment", None, f"{result}; the environment is not: {keys}")
-    return Kind("computation", None, result)
+    if site["kind"] == "received":
+        return Kind(
+            "collective", None, f"{what} differs though every rank gave equal tensors to it"
+        )
+    return Kind("kernel" if site["op"] else "computation", None, result)
 
 
 def _reduced(reduction: Reduction) -> str:
@@ -133,15 +192,14 @@ def _reduced(reduction: Reduction) -> str:
 
 def _one_sided(site: Site, component: str | None, only: str) -> Kind:
     other = "B" if only == "A" else "A"
-    if site["kind"] == "rewrite":
-        what = (
-            f"{site['slot']} of {where(site)} was overwritten in {only}: its bytes changed after"
-            " it was made, with no write recorded"
-        )
-        return Kind("unseen-producer", None, what)
     if component is not None:
         return Kind("state", component, f"{component} {_path(site)} exists only in {only}")
     return Kind("structure", None, f"{described(site)} exists only in {only}, not in {other}")
+
+
+def op_of(site: Site) -> str:
+    """Return a site's op without its overload, as a reader would say it."""
+    return base_name(site["op"]) if site["op"] else ""
 
 
 def where(site: Site) -> str:
@@ -156,6 +214,8 @@ def _path(site: Site) -> str:
 def described(site: Site) -> str:
     """Return what an event is of, as a reader would say it."""
     kind, slot = site["kind"], site["slot"]
+    if site["op"] is not None:
+        return _op_described(site)
     if is_batch(site):
         return f"the batch ({slot} of {where(site)})"
     gradient_of = f"{site['module']}.{slot.removeprefix('grad.')}".lstrip(".")
@@ -174,3 +234,21 @@ def described(site: Site) -> str:
     if site["phase"] == "optimizer":
         updated += " after the optimizer's step"
     return by_kind.get(kind, updated)
+
+
+def _op_described(site: Site) -> str:
+    """Return what an op's event is of."""
+    place = f" in {where(site)}" if site["module"] else ""
+    among = f" among ranks {site['members']}" if site["members"] else ""
+    name, slot = f"{op_of(site)}{place}{among}", site["slot"]
+    by_kind = {
+        "result": f"{slot} of {name}",
+        "written": f"{slot} as written by {name}",
+        "arguments": f"arguments of {name} ({slot})",
+        "number": f"the number that {name} took out of a tensor",
+        "input": f"{slot} of {name}",
+        "generator": f"the generator that {name} drew from",
+        "sent": f"{slot} as given to {name}",
+        "received": f"{slot} as got from {name}",
+    }
+    return by_kind.get(site["kind"], f"{site['kind']} {slot} of {name}")

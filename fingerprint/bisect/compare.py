@@ -7,7 +7,14 @@ from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
 from fpdiff.fingerprint.bisect.findings import RankFindings, examine
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
-from fpdiff.fingerprint.bisect.preflight import Common, Ranges, preflight, ranks_text, steps_text
+from fpdiff.fingerprint.bisect.preflight import (
+    Common,
+    Ranges,
+    preflight,
+    ranks_text,
+    settings_of,
+    steps_text,
+)
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
@@ -55,7 +62,12 @@ def compare_runs(
         tier.release()
         if progress is not None:
             progress(done + 1, len(common.ranks))
-    notes = [*common.notes, *_step_notes(tiers), *_evaluation_notes(tiers, found)]
+    notes = [
+        *common.notes,
+        *_step_notes(tiers),
+        *_evaluation_notes(tiers, found),
+        *_idle_notes(tiers),
+    ]
     tiers = {rank: tier for rank, tier in tiers.items() if tier.steps}
     compared = _compared(common, tiers)
     notes += _generator_notes(tiers) if not found else []
@@ -65,6 +77,7 @@ def compare_runs(
         ranks=compared.ranks,
         rung=common.rung,
         environment=common.environment,
+        rehashed=all(settings_of(run).get("rehash") for run in (a, b)),
     )
     origins = attribution.origins()
     return Verdict(
@@ -149,6 +162,16 @@ def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
             )
             story = f"{what} in {steps_text(own)}; nothing else differs there"
             stories.setdefault(story, []).append(rank)
+    return _told(stories, len(tiers))
+
+
+def _idle_notes(tiers: Tiers) -> list[str]:
+    """Say where ops outside of the model differ that nothing else read."""
+    stories: dict[str, list[int]] = {}
+    for rank, tier in tiers.items():
+        if tier.idle:
+            what = f"ops outside the model differ in {steps_text(sorted(tier.idle))}"
+            stories.setdefault(f"{what}, and nothing else read them", []).append(rank)
     return _told(stories, len(tiers))
 
 

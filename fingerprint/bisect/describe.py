@@ -8,14 +8,25 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
-from fpdiff.fingerprint.bisect.classify import Facts, Kind, Reduction, classify, moved
+from fpdiff.fingerprint.bisect.classify import (
+    Facts,
+    Kind,
+    Reduction,
+    classify,
+    described,
+    moved,
+)
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
+from fpdiff.fingerprint.bisect.origins import find_origins
+from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin
 from fpdiff.store.schema import digest_text
 
 MAX_INPUTS = 16
 _MAX_NAMES = 3
+_MAX_PATHS = 5
+"""Of so many origins a rank's verdict says what they led to."""
 
 
 class Describer:
@@ -28,6 +39,7 @@ class Describer:
         rung: str,
         environment: list[EnvironmentDifference],
         group: frozenset[int],
+        rehashed: bool,
     ) -> None:
         """Remember what they are described from.
 
@@ -36,12 +48,15 @@ class Describer:
             rung: what was compared.
             environment: entries that differ on the rank and can change a result.
             group: the ranks that gradients are reduced with, this one included.
+            rehashed: both runs digested again what each op read.
         """
         self._found = found
         self._rung = rung
         self._environment = environment
         self._group = group
+        self._rehashed = rehashed
         self._evidence_given: set[str] = set()
+        self._told: list[int] = []
 
     def origin(self, candidate: Candidate) -> Origin:
         """Describe one origin.
@@ -77,10 +92,27 @@ class Describer:
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
             strength=advice.strength(self._rung, kind.class_, len(inputs)),
-            hint=advice.hint(kind.class_, kind.component),
-            evidence=self._evidence(kind),
+            hint=advice.hint(kind.class_, kind.component, site["op"], rehashed=self._rehashed),
+            evidence=[*self._cause(candidate), *self._evidence(kind)],
             count=candidate.count,
+            reaches=self._reaches(candidate.row),
         )
+
+    @cached_property
+    def _consequences(self) -> Consequences | None:
+        mismatched = np.zeros(len(self._aligned), bool)
+        mismatched[find_origins(self._aligned).mismatched] = True
+        if mismatched.sum() > MAX_EVENTS:
+            return None
+        return Consequences(self._aligned, mismatched)
+
+    def _reaches(self, row: int) -> list[str]:
+        """Return what an origin led to, named from there back to it; at rung op."""
+        if self._rung != "op" or self._consequences is None or len(self._told) >= _MAX_PATHS:
+            return []
+        self._told.append(row)
+        way = [self._aligned.site(r) for r in self._consequences.path(row)]
+        return [described(site) for site in reversed(way)]
 
     @property
     def _aligned(self) -> Aligned:
@@ -105,11 +137,18 @@ class Describer:
             in_b=in_b,
             same_description=bool(aligned.described_alike[row]),
             num_inputs=num_inputs,
-            other_inputs=self._other_inputs(row) if in_a and in_b else {},
+            other_inputs=self._other_inputs(row) if in_a and in_b and not site["op"] else {},
+            read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),
+            exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
             environment=self._environment,
             reduction=self._reduction(site),
         )
+
+    def _read_by_name(self, row: int) -> list[Site]:
+        """Return the sites of the events that a row's event names as its inputs."""
+        arm, index = self._aligned.arm_of(row)
+        return [arm.site_of(i) for i in arm.direct(index).tolist()]
 
     def _other_inputs(self, row: int) -> dict[str, str]:
         """Name what the row's event read in one run only.
@@ -158,6 +197,14 @@ class Describer:
 
     def _drawn_from(self) -> list[str]:
         return [name for name in self._generators if name in self._used]
+
+    def _cause(self, candidate: Candidate) -> list[str]:
+        """Say what differs first among the ops that prepared a batch."""
+        if candidate.cause is None:
+            return []
+        site = self._aligned.site(candidate.cause)
+        only = "" if self._aligned.paired[candidate.cause] else ", in one run only"
+        return [f"of the ops that prepared it the first to differ{only}: {described(site)}"]
 
     def _evidence(self, kind: Kind) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""

@@ -1,13 +1,23 @@
 """What a rank's first differing step holds, in little: its events can be let go."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
 from fpdiff.fingerprint.bisect.classify import component_of
-from fpdiff.fingerprint.bisect.origins import Findings, blocks, find_origins, is_kind, sides
+from fpdiff.fingerprint.bisect.origins import (
+    Findings,
+    blocks,
+    find_origins,
+    is_batch,
+    is_kind,
+    is_outside,
+    sides,
+)
+from fpdiff.fingerprint.bisect.reach import ancestors
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import RankStep
 
@@ -16,6 +26,21 @@ _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "othe
 
 Place = tuple[str, str]
 """(module, slot)."""
+
+
+class Meeting(NamedTuple):
+    """A collective, called alike on all of its ranks."""
+
+    phase: str
+    microbatch: int
+    op: str
+    group: str
+    occurrence: int
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks that take part."""
+        return frozenset(int(r) for r in self.group.replace(">", ",").split(","))
 
 
 @dataclass(frozen=True)
@@ -27,14 +52,18 @@ class Candidate:
         count: how many neighbouring rows it stands for: a module more is one finding.
         moved: it comes at another place of the step; else its content or presence differs.
         reduced: it is a gradient as the optimizer sees it.
+        meeting: the collective that it came out of, if it is known.
         begin: how early in the step it comes, comparable across ranks.
+        cause: for a batch, the row of the first op that differs among those that prepared it.
     """
 
     row: int
     count: int
     moved: bool
     reduced: bool
+    meeting: Meeting | None
     begin: tuple[int, ...]
+    cause: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +77,7 @@ class RankFindings:
         candidates: in program order.
         sent: places of the rank's own gradients that differ.
         received: places of the gradients that differ where the optimizer sees them.
+        given: collectives to which the rank gave something that differs.
         has_local: places of all of the rank's own gradients, equal or not.
         evaluation: "A" or "B" if only that run evaluated the model in the step, else "".
     """
@@ -59,6 +89,7 @@ class RankFindings:
     candidates: list[Candidate]
     sent: frozenset[Place]
     received: frozenset[Place]
+    given: frozenset[Meeting]
     has_local: frozenset[Place]
     evaluation: str
 
@@ -71,11 +102,13 @@ def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
     """
     aligned = tier.aligned(step)
     findings = find_origins(aligned)
+    if findings.num_idle:
+        tier.idle[step] = findings.num_idle
     if not findings:
         return None
-    candidates = _candidates(aligned, findings)
     mismatched = np.zeros(len(aligned), bool)
     mismatched[findings.mismatched] = True
+    candidates = _batch_first(aligned, mismatched, _candidates(aligned, findings))
     return RankFindings(
         rank=rank,
         step=step,
@@ -84,6 +117,10 @@ def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
         candidates=candidates,
         sent=_places(aligned, mismatched & aligned.having(is_kind("local_gradient"))),
         received=_places(aligned, mismatched & aligned.having(is_kind("reduced_gradient"))),
+        given=frozenset(
+            _meeting(aligned, row)
+            for row in np.flatnonzero(mismatched & aligned.having(is_kind("sent"))).tolist()
+        ),
         has_local=_places(aligned, aligned.having(is_kind("local_gradient"))),
         evaluation=tier.differences[step].evaluation,
     )
@@ -116,6 +153,7 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     counted = np.zeros(len(aligned), bool)
     counted[findings.mismatched] = True
     reduced = aligned.having(is_kind("reduced_gradient"))
+    received = aligned.having(is_kind("received"))
     rows = findings.origins
     _, first = np.unique(np.where(side[rows] > 0, fold[rows], -1 - rows), return_index=True)
     rows = rows[np.sort(first)]
@@ -123,11 +161,46 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     counts = np.where(side[rows] > 0, sizes[fold[rows]], 1)
     parts = [(rows, counts, False), (*_moves(findings.moved), True)]
     found = [
-        Candidate(row, count, moved, bool(reduced[row]) and not moved, _begin(aligned, row))
+        Candidate(
+            row,
+            count,
+            moved,
+            bool(reduced[row]) and not moved,
+            _meeting(aligned, row) if received[row] and not moved else None,
+            _begin(aligned, row),
+        )
         for rows, counts, moved in parts
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
     ]
     return sorted(found, key=lambda c: (c.row, not c.moved))
+
+
+def _batch_first(
+    aligned: Aligned, mismatched: Flags, candidates: list[Candidate]
+) -> list[Candidate]:
+    """Tell what prepared a batch as one finding: the batch.
+
+    Unless what was drawn from a default generator is to blame: then the batch is its consequence.
+    """
+    batches = np.flatnonzero(mismatched & aligned.having(is_batch) & aligned.having(_is_forward))
+    if not batches.size:
+        return candidates
+    batch = int(batches[0])
+    outside = aligned.having(is_outside)
+    if not outside.any():
+        return candidates
+    made_from = ancestors(aligned, mismatched, batch)
+    prepared = [c for c in candidates if outside[c.row] and made_from[c.row]]
+    if not prepared:
+        return candidates
+    draws = [c for c in candidates if c.row < batch and _is_default_draw(aligned.site(c.row))]
+    if draws:
+        return [c for c in candidates if c in draws or c not in prepared]
+    others = [c for c in candidates if c not in prepared]
+    # The first op of all that differ: that of a sampler, say, whose numbers leave torch.
+    cause = int(np.flatnonzero(~aligned.equal & outside)[0])
+    found = Candidate(batch, 1, False, False, None, _begin(aligned, batch), cause)
+    return sorted([found, *others], key=lambda c: (c.row, not c.moved))
 
 
 def _moves(moved: Ints) -> tuple[Ints, Ints]:
@@ -143,9 +216,27 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     return int(order > 0), int(arm.microbatch[index]), order
 
 
+def _meeting(aligned: Aligned, row: int) -> Meeting:
+    arm, index = aligned.arm_of(row)
+    site = arm.site_of(index)
+    # A send and its receive are two ops and one meeting.
+    op = "send" if ">" in site["members"] else site["op"]
+    microbatch = int(arm.microbatch[index])
+    return Meeting(site["phase"], microbatch, op, site["members"], site["occurrence"])
+
+
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     sites = [aligned.site(row) for row in np.flatnonzero(rows).tolist()]
     return frozenset((site["module"], site["slot"]) for site in sites)
+
+
+def _is_forward(site: Site) -> bool:
+    return bool(site["phase"] == "forward")
+
+
+def _is_default_draw(site: Site) -> bool:
+    """Return whether a site is a draw outside the modules from a generator nobody passed on."""
+    return is_outside(site) and site["kind"] == "generator" and site["slot"] != "generator"
 
 
 def _is_state(site: Site) -> bool:

@@ -46,7 +46,9 @@ class Lens:
     def shows(self, site: dict[str, Any]) -> bool:
         """Return whether events of a site (a row of SITES) are compared."""
         kind, slot = site["kind"], site["slot"]
-        is_batch = kind == "input" and slot.startswith("arg.")
+        if self.rung in ("step", "layer") and site["op"] is not None:
+            return False
+        is_batch = kind == "input" and slot.startswith("arg.") and site["op"] is None
         if self.rung == "step":
             return kind in _AT_STEP or is_batch or (kind == "generator" and site["phase"] == "init")
         if self.modules and not is_batch and kind not in _AT_STEP and site["phase"] != "init":

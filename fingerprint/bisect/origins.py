@@ -19,12 +19,14 @@ class Findings:
         origins: rows among them that read nothing mismatched, in program order.
         moved: rows that come at another place of the step.
         num_evaluations: events of evaluations that only one run has.
+        num_idle: ops outside the modules that differ and lead to nothing that counts.
     """
 
     mismatched: Ints
     origins: Ints
     moved: Ints
     num_evaluations: int
+    num_idle: int = 0
 
     @property
     def num_carriers(self) -> int:
@@ -39,17 +41,23 @@ class Findings:
 def find_origins(aligned: Aligned) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do three kinds
+    What one run has beyond the end of a record that was cut off does not count, nor do four kinds
     of difference: the state of a generator at step start (what a module
-    drew from says where it began to matter), logged numbers, and evaluation passes that only one
-    run made (what they changed shows later by itself).
+    drew from says where it began to matter), logged numbers, evaluation passes that only one
+    run made (what they changed shows later by itself), and ops outside of all modules that nothing
+    else read (a printed norm, a checkpoint).
     """
     evaluations = _evaluations(aligned)
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
+    mismatched &= ~before_the_start(aligned)
+    idle = _idle(aligned, mismatched)
+    mismatched &= ~idle
     origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
-    moved = aligned.moved(~quiet & ~aligned.having(is_evaluation))
-    return Findings(np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()))
+    moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
+    return Findings(
+        np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()), int(idle.sum())
+    )
 
 
 def is_quiet(site: Site) -> bool:
@@ -75,7 +83,17 @@ def is_kind(*names: str) -> Callable[[Site], bool]:
 
 def is_batch(site: Site) -> bool:
     """Return whether a site is an argument of a root module."""
-    return bool(site["kind"] == "input" and site["slot"].startswith("arg."))
+    is_argument = site["op"] is None and site["slot"].startswith("arg.")
+    return bool(site["kind"] == "input" and is_argument)
+
+
+def _is_op(site: Site) -> bool:
+    return site["op"] is not None
+
+
+def is_outside(site: Site) -> bool:
+    """Return whether a site is an op outside of the modules, the backward and the optimizer."""
+    return bool(site["op"] is not None and site["phase"] == "other")
 
 
 def _is_pass(site: Site) -> bool:
@@ -91,6 +109,32 @@ def beyond_the_end(aligned: Aligned) -> Flags:
         if arm.is_cut:
             present = np.flatnonzero(index >= 0)
             result[present[-1] + 1 if len(present) else 0 :] = True
+    return result
+
+
+def before_the_start(aligned: Aligned) -> Flags:
+    """Return the rows that one arm lacks because its record starts with this step's first module.
+
+    A run's first step has none of the ops before it, and tensors that they made are there first
+    seen where an op reads them. (A resumed run against one that was not interrupted.)
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    outside = aligned.having(is_outside)
+    started = [
+        len(arm) > 0 and arm.seq[0] == 0 and not is_outside(arm.site_of(0))
+        for arm in (aligned.a, aligned.b)
+    ]
+    if started[0] == started[1] or not outside.any():
+        return result
+    own, other = (
+        (aligned.index_a, aligned.index_b) if started[0] else (aligned.index_b, aligned.index_a)
+    )
+    first_seen = aligned.having(is_kind("input")) & aligned.having(_is_op)
+    result |= (other < 0) & first_seen
+    inside = np.flatnonzero((other >= 0) & ~outside)
+    if inside.size:
+        before = (other >= 0) & (other < other[inside].min())
+        result |= before & (own < 0)
     return result
 
 
@@ -121,6 +165,29 @@ def _evaluations(aligned: Aligned) -> Flags:
     whole = np.unique(stretch[candidates & aligned.having(_is_pass)])
     result: Flags = candidates & np.isin(stretch, whole)
     return result
+
+
+def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the mismatched ops outside of the modules that no other mismatched event read.
+
+    Not even through one another; ops of both sides of a structural difference alike. Any later
+    scalar may come from a number that the program took out of a tensor: one that only one run
+    took explains nothing.
+    """
+    idle: Flags = mismatched & aligned.having(is_outside)
+    if not idle.any():
+        return idle
+    reached: Flags = mismatched & ~idle
+    arms = ((aligned.a, aligned.rows[0]), (aligned.b, aligned.rows[1]))
+    edges = [(rows[e], rows[p]) for arm, rows in arms for e, p in (arm.edges(),)]
+    event, producer = (np.concatenate(part) for part in zip(*edges, strict=True))
+    one_sided_number = ~aligned.paired & aligned.having(is_kind("number"))
+    among = idle[producer] & mismatched[event] & ~one_sided_number[producer]
+    event, producer = event[among], producer[among]
+    while (found := idle[producer] & reached[event]).any():
+        reached[producer[found]] = True
+        idle[producer[found]] = False
+    return idle
 
 
 def _read_by(aligned: Aligned, mismatched: Flags) -> Flags:

@@ -9,7 +9,7 @@ from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import RankRecord, Run
 
-RUNGS = ("step", "layer")
+RUNGS = ("step", "layer", "op")
 
 _MAX_STRETCHES = 8
 _DECIDES = "decides."

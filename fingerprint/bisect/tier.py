@@ -119,6 +119,7 @@ class RankTier:
         self._lens = lens
         self.is_windowed = bool(steps)
         self.is_held = False
+        self.idle: dict[int, int] = {}  # by step, ops that differ and lead to nothing
         self.all_steps = tuple(source.rows.step.tolist() for source in self._sources)
         both, in_a, in_b = np.intersect1d(*self.all_steps, return_indices=True)
         if steps:

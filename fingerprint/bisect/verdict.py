@@ -19,7 +19,10 @@ CLASSES = (
     "structure",
     "metadata",
     "collective",
+    "arguments",
+    "uninitialised",
     "unseen-producer",
+    "kernel",
     "computation",
 )
 """What kind of difference an origin is, see docs/reference/verdict.md."""
@@ -71,6 +74,8 @@ class Origin:
         evidence: further observations that bear on it.
         count: how many neighbouring events this entry stands for; more than one only for
             events that one run alone has, or that moved together.
+        reaches: what it led to in the same step, the loss or else a parameter, and the events on
+            the way there; empty if it led to neither.
     """
 
     rank: int
@@ -97,6 +102,7 @@ class Origin:
     hint: str | None
     evidence: list[str] = field(default_factory=list)
     count: int = 1
+    reaches: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class PlainView:
             of the same bytes share it whatever their shapes.
         extent_bytes: from the first element to the end of the last.
         is_row_major: the extent is the logical row-major bytes.
+        is_dense: the extent holds its elements and nothing else, in whatever order.
         is_on_host: the memory can be read.
         has_memory: the storage holds the extent; FSDP frees storages under live tensors.
     """
@@ -56,6 +57,7 @@ class PlainView:
     where: tuple[object, ...]
     extent_bytes: int
     is_row_major: bool
+    is_dense: bool
     is_on_host: bool
     has_memory: bool
 
@@ -79,15 +81,17 @@ def look(tensor: torch.Tensor) -> PlainView | None:
             where: tuple[object, ...] = (start, extent_bytes)
         else:
             where = (start, extent_bytes, tensor.is_conj(), tensor.is_neg())
-        is_row_major = resolved
+        is_row_major, is_dense = resolved, True
     else:
         shape, stride = tuple(tensor.shape), tensor.stride()
         last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         extent_bytes = (last + 1) * tensor.itemsize if tensor.numel() else 0
         where = (start, shape, stride, tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        is_row_major = False
+        is_row_major, is_dense = False, extent_bytes == tensor.nbytes
     has_memory = start + extent_bytes <= storage.nbytes()
-    return PlainView(storage, where, extent_bytes, is_row_major, tensor.is_cpu, has_memory)
+    return PlainView(
+        storage, where, extent_bytes, is_row_major, is_dense, tensor.is_cpu, has_memory
+    )
 
 
 def digest(tensor: torch.Tensor) -> bytes:
@@ -130,6 +134,11 @@ def digest_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
 def memory(tensor: torch.Tensor, size_bytes: int) -> Memory:
     """Return the host memory from a tensor's first element on; valid while the tensor lives."""
     return (ctypes.c_char * size_bytes).from_address(tensor.data_ptr())
+
+
+def memory_range(storage: torch.UntypedStorage, start: int, end: int) -> Memory:
+    """Return the host memory of a storage from byte `start` to `end`; valid while it lives."""
+    return (ctypes.c_char * (end - start)).from_address(storage.data_ptr() + start)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

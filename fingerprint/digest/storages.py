@@ -5,7 +5,7 @@ reference for each entry: the storage's memory is freed as without the table, bu
 object stays, so no other storage can get its address while the entry exists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -35,6 +35,10 @@ class StorageTable(Generic[T]):
         entry = self._entries.get(key)
         weak = cast(int, storage._weak_ref()) if entry is None else entry[0]
         self._entries[key] = (weak, value)
+
+    def values(self) -> Iterator[T]:
+        """Yield every value, those of freed storages included until the next sweep."""
+        return (value for _, value in self._entries.values())
 
     def sweep(self) -> None:
         """Drop the entries of storages that have been freed."""

@@ -24,7 +24,15 @@ state        everything that a step starts from
 discovery    finds optimizers, scalers and modules that no hook has shown
 names        paths of modules and parameters
 generators   states of random generators, and who drew from them
-dataflow     which event produced a tensor
+dataflow     which event recorded a tensor last
+ops          every operator that runs, at rung op
+opschema     what an operator reads, writes and returns
+opvalues     the tensors and other values that an operator is given and returns
+opcall       one call of an operator
+writers      which events wrote the memory that an operator reads
+prelude      operators between two steps, until it is known to which they belong
+nodes        which module call an autograd node comes from
+collectives  what a rank gives and gets, and with whom
 containers   tensors inside arguments and outputs
 environment  versions, flags, devices, process groups
 process      which rank this process is

@@ -11,6 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 from fpdiff.fingerprint.record import current
 from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.modules import ModuleHooks
+from fpdiff.fingerprint.record.ops import OpMode, OpRecorder
 from fpdiff.fingerprint.record.optimizer import OptimizerHooks
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.script import ScriptCalls
@@ -48,8 +49,13 @@ def arm(settings: Settings) -> Callable[[], None]:
     engine = autograd._engine_run_backward
     autograd._engine_run_backward = gradients.watch(engine)
     script = current.script = ScriptCalls(recorder)
+    mode = OpMode(OpRecorder(recorder, gradients)) if recorder.ops else None
+    if mode is not None:
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
     def disarm() -> None:
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for handle in handles:
             handle.remove()
         gradients.remove()

@@ -30,6 +30,7 @@ class GradientHooks:
         """Belong to a recorder."""
         self.recorder = recorder
         self.microbatch = 0
+        self.makes_graph = False
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
         self._followed: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -46,7 +47,13 @@ class GradientHooks:
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             self.begin_pass(tensors, accumulates)
-            return engine(tensors, *args, **kwargs)
+            # (gradients, retain_graph, create_graph, inputs): where grad mode is on in a pass that
+            # makes no graph, a checkpoint is recomputing.
+            outer, self.makes_graph = self.makes_graph, len(args) > 2 and bool(args[2])
+            try:
+                return engine(tensors, *args, **kwargs)
+            finally:
+                self.makes_graph = outer
 
         return watched
 

@@ -1,4 +1,4 @@
-"""Which event of the current step produced a tensor."""
+"""Which event of the rungs step and layer recorded a tensor last; at rung op see `writers`."""
 
 import torch
 

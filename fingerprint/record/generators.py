@@ -38,6 +38,31 @@ def torch_state() -> bytes:
     return digest_bytes(own + devices) if devices else own
 
 
+def generator_of(
+    explicit: torch.Generator | None, device: torch.device
+) -> tuple[str, object, bytes]:
+    """Return (name, key, digest of the state) of the generator that an op draws from.
+
+    Args:
+        explicit: the op's own `generator` argument.
+        device: the op's device, whose default generator is drawn from otherwise.
+    """
+    if explicit is not None:
+        state = _state_digest(explicit)
+        return "generator", id(explicit), state
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        own = torch.cuda.default_generators[index]
+        return f"torch.cuda:{index}", f"cuda:{index}", _device_state(own)
+    return "torch.cpu", "cpu", _digest_state(torch.default_generator.get_state())
+
+
+def _state_digest(generator: torch.Generator) -> bytes:
+    if generator.device.type == "cuda":
+        return _device_state(generator)
+    return _digest_state(generator.get_state())
+
+
 def _device_generators() -> Iterator[tuple[str, torch.Generator]]:
     if torch.cuda.is_initialized():
         for index, generator in enumerate(torch.cuda.default_generators):

@@ -53,12 +53,16 @@ class ModuleHooks:
         scope.reads = self._record_arguments(scope, *arguments(args, kwargs))
         scope.reads += recorder.state.module_reads.get(scope.path, ())
         scopes.enter(module, scope)
+        if recorder.ops:
+            recorder.nodes.mark(scope)
 
     @observing
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Leave a module's call and record its outputs; also called after an exception."""
         recorder = self.recorder
         scope = recorder.scopes.leave(module)
+        if scope is not None and recorder.ops:
+            recorder.nodes.mark(scope.parent)
         if scope is None or not recorder.touch():
             return
         self._note_draw(scope)
@@ -80,6 +84,7 @@ class ModuleHooks:
         recorder = self.recorder
         if not recorder.begin():
             return False
+        recorder.optimizer_options = None  # An optimizer's step that raised has ended.
         recorder.names.adopt(module)
         root = recorder.names.root_of(module)
         if root is not None:
@@ -251,9 +256,11 @@ class ModuleHooks:
         if now == before:
             return
         recorder.generator_state = now
+        draws, recorder.draws_in_call = recorder.draws_in_call, []
         if scope is None or not scope.recorded:
             return
         reads = [recorder.generator_seq] if recorder.generator_seq >= 0 else []
+        reads += draws
         recorder.generator_seq = recorder.emit(
             _point(scope, "generator", "torch"), before, microbatch=scope.microbatch, reads=reads
         )

@@ -27,6 +27,9 @@ class OptimizerHooks:
         if not recorder.has_begun():
             return
         recorder.state.discovery.note_step(optimizer, recorder.step)
+        if recorder.continues():
+            recorder.join_prelude()
+            recorder.optimizer_options = recorder.state.options_of(optimizer)
         if recorder.continues() and not _has_closure(args, kwargs):
             self._record_gradients(optimizer)
 
@@ -36,6 +39,7 @@ class OptimizerHooks:
     ) -> None:
         """Record the updated parameters and end the step."""
         recorder = self.recorder
+        recorder.optimizer_options = None
         if not recorder.has_begun():
             return
         if recorder.continues():

@@ -20,7 +20,8 @@ def observing(
     The hook always returns None, since torch takes any other value as a replacement. It does
     nothing while torch compiles or traces (the tests come first and are constants to Dynamo, so
     nothing of the hook is left in compiled code), nor while nothing records. Inside, torch
-    function modes and subclasses are switched off, so no user code sees the hook's own look-ups.
+    function modes and subclasses are switched off, so no user code sees the hook's own look-ups,
+    and the ops that the hook itself runs are not taken for the program's.
     An error of ours stops the recording, never the program.
     """
 
@@ -31,10 +32,13 @@ def observing(
         recorder: Recorder = self.recorder
         if not recorder.awake:
             return
+        outer, recorder.is_observing = recorder.is_observing, True
         with torch._C.DisableTorchFunction():
             try:
                 body(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
                 recorder.fail(error)
+            finally:
+                recorder.is_observing = outer
 
     return hook  # type: ignore[return-value]  # A method: it takes self.

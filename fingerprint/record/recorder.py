@@ -21,12 +21,15 @@ from fpdiff.fingerprint.record import environment, process
 from fpdiff.fingerprint.record.dataflow import Producers
 from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.names import Names
+from fpdiff.fingerprint.record.nodes import NodeScopes
+from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.steprow import StepRow
 from fpdiff.fingerprint.record.warning import warn
+from fpdiff.fingerprint.record.writers import Writers
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.writer import RankWriter
@@ -41,11 +44,15 @@ class Recorder:
     def __init__(self, settings: Settings) -> None:
         """Get ready; see `arming.arm` for the hooks."""
         self.settings = settings
-        self.layers = settings.level == "layer"
+        self.ops = settings.level == "op"
+        self.layers = self.ops or settings.level == "layer"
         self.awake = True
+        self.is_observing = False  # a hook is at work: the ops that run are its own
         self.names = Names()
         self.scopes = ScopeStack()
         self.producers = Producers()
+        self.writers = Writers()
+        self.nodes = NodeScopes()
         self.cache = DigestCache()
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
@@ -58,12 +65,19 @@ class Recorder:
         self.generator_state = b""
         self.generator_seq = -1  # of the last event that said what a module drew from
         self.rank = 0
+        self.optimizer_options: list[int] | None = None  # of the optimizer that is stepping
+        # Seqs of events, provisional ones too, for the edges of later ops:
+        self.numbers: list[int] = []  # that the program took out of tensors
+        self.draws: dict[object, int] = {}  # by generator, the last
+        self.draws_in_call: list[int] = []  # since a module last said what it drew from
         # Seqs of the open step's events, for the edges of later ones:
         self.root_outputs: list[int] = []
         self.consumers: dict[int, list[Scope]] = {}  # of an output, the calls it was given to
         self.passed_on: dict[int, tuple[int, Scope]] = {}  # of an output, who returned it as is
         self.calls_read: dict[tuple[str, int], list[int]] = {}  # by (module, microbatch)
         self.gradient_seqs: dict[int, int] = {}  # by id of the parameter
+        self._prelude = Prelude()
+        self._op_counts: Counter[OpPlace] = Counter()
         self._explicit_steps = False
         self._has_stepped = False
         self._environment: dict[str, Any] = {}
@@ -92,6 +106,19 @@ class Recorder:
     def continues(self) -> bool:
         """Return whether an event that ends a step (optimizer, metric) is to be recorded."""
         return self._open and self._in_window and self.awake
+
+    def wants_ops(self) -> bool:
+        """Return whether the ops that run now are to be recorded."""
+        if self._writer is None or self.is_observing or not self.awake:
+            return False
+        if self.between_steps:
+            return self.settings.wants_step(self.step + self.boundary_due)
+        return self._in_window
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether it is not known yet to which step what runs now belongs."""
+        return (self.boundary_due or not self._open) and self.optimizer_options is None
 
     def has_begun(self) -> bool:
         """Return whether a module has run, and this process is a rank of the run."""
@@ -163,12 +190,64 @@ class Recorder:
         self.generator_seq = -1
         self.producers.clear()
         self.cache.sweep()
+        if self.ops:
+            self._open_with_prelude()
         if self._in_window:
             self.state.record_tensors()
             self.generator_state = torch_state()
 
+    def _open_with_prelude(self) -> None:
+        prelude, self._prelude = self._prelude, Prelude()
+        shift = self.step_first_seq - FIRST
+        if not self._in_window:
+            prelude = Prelude()
+        self._op_counts = prelude.counts
+        for event in prelude.events:
+            self._emit_kept(event, event.occurrence, [seq + shift for seq in event.reads])
+        self.writers.forget(FIRST if self._in_window else FIRST << 1)
+        self._settle(shift)
+        self.draws_in_call.clear()
+        self.nodes.next_step()
+
+    def join_prelude(self) -> None:
+        """Add the ops since an optimizer's step to its step: another optimizer's has come."""
+        prelude, self._prelude = self._prelude, Prelude()
+        if not self.ops or not prelude.events:
+            return
+        shift = self.next_seq() - FIRST
+        for event in prelude.events:
+            reads = [seq + shift for seq in event.reads]
+            occurrence = event.occurrence + self._op_counts[place_of(event.point, event.microbatch)]
+            self._emit_kept(event, occurrence, [*event.earlier, *reads])
+        self._op_counts.update(prelude.counts)
+        self._settle(shift, keep=True)
+
+    def _emit_kept(self, event: OpEvent, occurrence: int, reads: list[int]) -> None:
+        self.emit(
+            event.point,
+            event.digest,
+            event.microbatch,
+            event.dtype,
+            event.shape,
+            reads,
+            value=event.value,
+            occurrence=occurrence,
+        )
+
+    def _settle(self, shift: int, *, keep: bool = False) -> None:
+        """Give what refers to events between steps their final seqs."""
+        self.writers.renumber(FIRST, lambda seq: seq + shift)
+        self.numbers = [s + shift if s >= FIRST else s for s in self.numbers if keep or s >= FIRST]
+        self.draws = {
+            generator: seq + shift if seq >= FIRST else seq
+            for generator, seq in self.draws.items()
+            if keep or seq >= FIRST
+        }
+
     def _close_step(self, *, ended: bool) -> None:
         if self._open:
+            if self.ops and (lost := self.writers.num_in_flight()):
+                self.blind_spots["collective output that no op read in its step"] += lost
             if self._in_window:
                 self._flush(close=True, ended=ended)
                 self._chain = self._row.row(ended=ended)["chain"]
@@ -280,6 +359,7 @@ class Recorder:
         reads: Sequence[int] = (),
         span: int = 0,
         value: float | None = None,
+        occurrence: int | None = None,
     ) -> int:
         """Append one event to the open step and return its seq.
 
@@ -291,13 +371,15 @@ class Recorder:
             reads: seqs of the events that it read.
             span: it also read so many events just before it.
             value: the number itself, for scalars.
+            occurrence: nth event of this point in the step; counted if not given.
         """
         if microbatch is None:
             microbatch = self.microbatch
-        occurrences = self._occurrences
-        again = (point, microbatch)
-        occurrence = occurrences.get(again, 0)
-        occurrences[again] = occurrence + 1
+        if occurrence is None:
+            occurrences = self._occurrences
+            again = (point, microbatch)
+            occurrence = occurrences.get(again, 0)
+            occurrences[again] = occurrence + 1
         site = self._sites.number((point, occurrence, dtype, shape))
         columns = self._columns
         if value is not None:
@@ -345,10 +427,77 @@ class Recorder:
         if self.settings.stats and (row := statistics(tensor)) is not None:
             self._columns.stats[len(self._columns)] = row
         number = scalar(tensor) if value else None
+        memory, is_known = None, True
+        if self.ops and (memory := _memory_of(tensor, view)) is not None:
+            sources = self.writers.sources(memory)
+            is_known = sources.known
+            # At this rung it is known which events a tensor comes from.
+            if settled := [seq for seq in sources.seqs if seq < FIRST]:
+                reads, span = settled, 0
         seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
+        if memory is not None and (not is_known or self.writers.contradicts(memory, digest)):
+            self.writers.put(memory, seq, digest)
         if follow:
             self.producers.put(tensor, view, seq)
         return seq
+
+    # Ops
+
+    def count_op(self, place: OpPlace) -> int:
+        """Return how many times an op was called within a place before, and count this time."""
+        counts = self._prelude.counts if self.between_steps else self._op_counts
+        count = counts[place]
+        counts[place] = count + 1
+        return count
+
+    def emit_op(
+        self,
+        point: Point,
+        occurrence: int,
+        digest: bytes,
+        microbatch: int,
+        dtype: torch.dtype | str = "",
+        shape: torch.Size | tuple[()] = (),
+        reads: list[int] | None = None,
+        earlier: list[int] | None = None,
+        value: float | None = None,
+    ) -> int:
+        """Append or keep one event of an op and return its seq, which may be provisional.
+
+        Args:
+            point: as for `emit`, and so are digest, dtype, shape, reads and value.
+            occurrence: nth call of the op, see `count_op`.
+            microbatch: the microbatch.
+            earlier: seqs that it also read if it turns out to belong to the open step.
+        """
+        reads = reads or []
+        if self.between_steps:
+            kept = [seq for seq in reads if seq >= FIRST]
+            earlier = [*(earlier or ()), *(seq for seq in reads if seq < FIRST)]
+            return self._prelude.add(
+                OpEvent(point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value)
+            )
+        return self.emit(
+            point, digest, microbatch, dtype, shape, reads, value=value, occurrence=occurrence
+        )
+
+    def last_op_seq(self) -> int:
+        """Return the seq of the last event, provisional between steps."""
+        if self.between_steps:
+            return FIRST + len(self._prelude.events) - 1
+        return self.next_seq() - 1
+
+    def note_stats(self, row: tuple[float, float, int] | None) -> None:
+        """Note the statistics of the next event's tensor."""
+        if row is not None:
+            self._columns.stats[len(self._columns)] = row
+
+
+def _memory_of(tensor: torch.Tensor, view: PlainView | None) -> PlainView | None:
+    """Return where the bytes lie that ops work on: of a distributed tensor, its local shard's."""
+    if view is None and isinstance(local := getattr(tensor, "_local_tensor", None), torch.Tensor):
+        view = look(local)
+    return view if view is not None and view.extent_bytes else None
 
 
 def _where(error: Exception) -> str:

@@ -14,7 +14,10 @@ from fpdiff.store.schema import GROUPS, PHASES
 
 
 class Point(NamedTuple):
-    """A point of the program: all of a site's key but its occurrence."""
+    """A point of the program: all of a site's key but its occurrence.
+
+    `op` is an operator's name, at rung op; `members` the ranks of a collective.
+    """
 
     phase: str
     kind: str
@@ -22,6 +25,8 @@ class Point(NamedTuple):
     module_class: str
     call: int
     slot: str
+    op: str | None = None
+    members: str | None = None
 
 
 SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
@@ -49,7 +54,8 @@ class SiteTable:
         return number
 
     def _add(self, number: int, key: SiteKey) -> None:
-        (phase, kind, module, module_class, call, slot), occurrence, dtype, shape = key
+        point, occurrence, dtype, shape = key
+        phase, kind, module, module_class, call, slot, op, members = point
         row = {
             "site": number,
             "phase": phase,
@@ -57,16 +63,17 @@ class SiteTable:
             "module": module,
             "module_class": module_class,
             "call": call,
-            "op": None,
+            "op": op,
             "occurrence": occurrence,
             "slot": slot,
+            "members": members,
             "dtype": str(dtype).removeprefix("torch."),
             "shape": list(shape),
         }
         self._add_row(row)
         described = {k: v for k, v in row.items() if k not in ("site", "module_class")}
         self._descriptions += digest_bytes(json.dumps(described, sort_keys=True).encode())
-        self._masks.append(_group_mask(phase, kind, module, slot))
+        self._masks.append(_group_mask(point))
 
     def descriptions(self) -> npt.NDArray[np.uint8]:
         """Return a 16-byte digest of each site's description, (sites, 16)."""
@@ -77,7 +84,8 @@ class SiteTable:
         return np.array(self._masks, np.int32)
 
 
-def _group_mask(phase: str, kind: str, module: str, slot: str) -> int:
+def _group_mask(point: Point) -> int:
+    kind, phase = point.kind, point.phase
     if kind == "generator" and phase == "init":
         return 1 << GROUPS.index("generator")
     if kind == "metric":
@@ -85,6 +93,6 @@ def _group_mask(phase: str, kind: str, module: str, slot: str) -> int:
     mask = 1 << PHASES.index(phase)
     if group := _GROUP_OF_KIND.get(kind):
         mask |= 1 << GROUPS.index(group)
-    elif kind == "input" and phase == "forward" and slot.startswith("arg."):
-        mask |= 1 << GROUPS.index("batch")
+    elif kind == "input" and phase == "forward" and point.op is None:
+        mask |= 1 << GROUPS.index("batch") if point.slot.startswith("arg.") else 0
     return mask

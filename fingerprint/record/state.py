@@ -37,6 +37,7 @@ class StateRecorder:
         self.parameter_seqs: dict[int, int] = {}
         self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
+        self._option_seqs: dict[int, list[int]] = {}  # by number of the optimizer
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
@@ -53,6 +54,7 @@ class StateRecorder:
         self.parameter_seqs.clear()
         self.scaler_seqs.clear()
         self._held_seqs.clear()
+        self._option_seqs.clear()
         self._places.clear()
         self._recorded.clear()
         self._settled = False
@@ -254,6 +256,7 @@ class StateRecorder:
                 if name not in ("params", "param_names"):
                     slot = f"optimizer{index}.group{g}.{name}"
                     seqs += self._value("init", "option", "", slot, group[name])
+            self._option_seqs.setdefault(index, []).extend(seqs)
             for parameter in group["params"]:
                 self._held_seqs.setdefault(id(parameter), []).extend(seqs)
 
@@ -264,6 +267,10 @@ class StateRecorder:
                 value = getattr(scaler, f"_init{name}")
             slot = f"scaler{index}.{name.lstrip('_')}"
             self.scaler_seqs += self._value("init", "scaler", "", slot, value)
+
+    def options_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """Return the seqs of an optimizer's options in this step."""
+        return self._option_seqs.get(self.discovery.number_of(optimizer), [])
 
     def reads_of(self, parameter: torch.Tensor) -> list[int]:
         """Return the seqs of what an update of the parameter starts from in this step."""

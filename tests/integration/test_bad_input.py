@@ -88,7 +88,7 @@ def replace(path: Path) -> None:
 
 def renew(path: Path) -> None:
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({"fpdiff.schema": "2"}), path)
+    pq.write_table(table.replace_schema_metadata({"fpdiff.schema": "9"}), path)
 
 
 def remove(path: Path) -> None:

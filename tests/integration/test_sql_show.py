@@ -65,7 +65,7 @@ def replace(path: Path) -> None:
 
 def renew(path: Path) -> None:
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({"fpdiff.schema": "2"}), path)
+    pq.write_table(table.replace_schema_metadata({"fpdiff.schema": "9"}), path)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def renew(path: Path) -> None:
         (empty, "it is empty"),
         (flip, "is damaged"),
         (replace, "is not an fpdiff events file"),
-        (renew, "newer fpdiff (format 2; this one reads up to 1): upgrade fpdiff"),
+        (renew, "newer fpdiff (format 9; this one reads up to 2): upgrade fpdiff"),
     ],
 )
 def test_bad_files(tmp_path: Path, damage: Callable[[Path], None], reason: str) -> None:

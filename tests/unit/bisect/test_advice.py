@@ -65,17 +65,22 @@ def test_one_rank_of_several_is_enough(tmp_path: Path) -> None:
         command=["python", "a b.py"],
     )
     assert found == (
-        "fpdiff record --out /b.narrow --level layer --steps 3 --rehash --stats --ranks 1"
-        " --first-step 2 -- python 'a b.py'"
+        "fpdiff record --out /b.narrow --level op --steps 3 --ranks 1 --first-step 2"
+        " -- python 'a b.py'"
     )
 
 
 def test_there_may_be_no_further_command(tmp_path: Path) -> None:
     first = origin()
     b = run(tmp_path / "b", settings={"rehash": True})
-    assert next_command(b, "layer", [first]) is None
+    kernel = replace(first, class_="kernel", op="aten.tanh.default")
+    assert next_command(b, "op", [kernel]) is None
     assert next_command(b, "step", []) is None
     assert next_command(b, "step", [first]) is not None
     assert next_command(b, "layer", [replace(first, class_="state")]) is None
+    b = run(tmp_path / "d", settings={})
+    assert "--level op --steps 3 --rehash --stats" in (next_command(b, "op", [kernel]) or "")
+    known = replace(kernel, op="aten.index_put.default")
+    assert next_command(b, "op", [known]) is None
     b = run(tmp_path / "c", command=None, settings=None)
     assert next_command(b, "step", [first]) is None

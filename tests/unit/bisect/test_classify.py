@@ -10,7 +10,7 @@ from fpdiff.store.schema import KINDS, PHASES
 
 
 def site(**changes: Any) -> dict[str, Any]:
-    row = {"phase": "forward", "kind": "output", "module": "l0", "slot": "out.0"}
+    row = {"phase": "forward", "kind": "output", "module": "l0", "slot": "out.0", "op": None}
     return row | changes
 
 

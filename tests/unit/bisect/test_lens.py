@@ -10,7 +10,7 @@ from fpdiff.fingerprint.bisect.lens import Lens
 def site(
     kind: str, module: str = "", slot: str = "out.0", phase: str = "forward"
 ) -> dict[str, Any]:
-    return {"kind": kind, "module": module, "slot": slot, "phase": phase}
+    return {"kind": kind, "module": module, "slot": slot, "phase": phase, "op": None}
 
 
 SHOWN = {

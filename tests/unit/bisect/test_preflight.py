@@ -57,7 +57,10 @@ def test_no_rank_in_common(tmp_path: Path) -> None:
     ("run", "message"),
     [
         ({"digest": "md5"}, "holds xxh3-128 digests and .*b md5"),
-        ({"level": "op"}, "recorded at rung op, which this version of fpdiff cannot compare"),
+        (
+            {"level": "thread"},
+            "recorded at rung thread, which this version of fpdiff cannot compare",
+        ),
         ({"level": None}, "recorded at rung None"),
         ({"settings": {"modules": "("}}, "modules '\\(', no regular expression"),
     ],

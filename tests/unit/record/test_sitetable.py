@@ -36,6 +36,7 @@ def test_a_row_describes_its_point() -> None:
             "op": None,
             "occurrence": 3,
             "slot": "out.0",
+            "members": None,
             "dtype": "bfloat16",
             "shape": [2, 5],
         }

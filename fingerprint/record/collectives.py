@@ -1,0 +1,177 @@
+"""Collectives: what a rank gives and gets, and with whom.
+
+An output is not ready when the call returns, and a recorder that waited would change the run. So
+it is recorded when the program first reads it, which a correct program does after its own wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from fpdiff.fingerprint.digest.host import PlainView, look
+from fpdiff.fingerprint.record.opcall import Call
+from fpdiff.fingerprint.record.opschema import OpSchema
+from fpdiff.fingerprint.record.opvalues import Argument, results
+from fpdiff.fingerprint.record.prelude import place_of
+from fpdiff.fingerprint.record.sitetable import Point
+from fpdiff.fingerprint.record.writers import Flight
+
+if TYPE_CHECKING:
+    from fpdiff.fingerprint.record.ops import OpRecorder
+
+_GIVES = frozenset({"tensors", "input", "inputs", "input_tensor", "input_tensors", "input_list"})
+_GETS = frozenset(
+    {"tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists", "out"}
+)
+_ADDRESSES = frozenset({"group_name", "root_tensor", "tag"})
+"""Arguments that say how tensors travel and not which."""
+
+_NO_TENSORS = ("c10d.barrier", "c10d.monitored_barrier_", "c10d.check_for_nan")
+_IN_PLACE = frozenset({"_c10d_functional.all_reduce_", "_c10d_functional.all_reduce_coalesced_"})
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One rank's part in a collective.
+
+    Attributes:
+        group: the ranks, as `0,1,4`; of a send and its receive `0>1`.
+        gives: names of the arguments whose bytes others get.
+        gets: names of the arguments that are written.
+        told: what else decides the result, by name.
+    """
+
+    group: str
+    gives: frozenset[str]
+    gets: frozenset[str]
+    told: list[tuple[str, Any]] = field(default_factory=list)
+
+
+def exchange(schema: OpSchema, named: Mapping[str, Any], rank: int) -> Exchange | None:
+    """Return what a rank gives to a collective and gets, None if no tensor moves."""
+    name = schema.name.rsplit(".", 1)[0]
+    if name in _NO_TENSORS:
+        return None
+    ranks = _ranks(named)
+    if ranks is None:
+        return None
+    gives, gets = _GIVES, _GETS
+    if name.startswith("_c10d_functional") and name not in _IN_PLACE:
+        gets = frozenset({"out"})
+    place = ranks.index(rank) if rank in ranks else -1
+    root = named.get("root_rank", named.get("src") if "broadcast" in name else None)
+    if "broadcast" in name or "scatter_" in name and "reduce" not in name:
+        gives = gives if place == root else frozenset()
+    elif name in ("c10d.reduce_", "c10d.gather_"):
+        gets = gets if place == root else frozenset()
+    group = ",".join(map(str, ranks))
+    peer = {"c10d.send": "dst", "c10d.recv_": "src"}.get(name)
+    if peer is not None:
+        other = ranks[named[peer]]
+        group = f"{rank}>{other}" if peer == "dst" else f"{other}>{rank}"
+        gives, gets = (gives, frozenset()) if peer == "dst" else (frozenset(), gets)
+    if name == "c10d.recv_any_source_":
+        gives = frozenset()
+    told = [("reduce_op", str(_operation(named)))] if "reduce_op" in named else []
+    return Exchange(group, gives, gets, told)
+
+
+class CollectiveRecorder:
+    """The events of collectives, part of those of operators."""
+
+    def __init__(self, ops: "OpRecorder") -> None:
+        """Belong to the recorder of operators."""
+        self._ops = ops
+
+    def launch(
+        self,
+        schema: OpSchema,
+        tensors: list[Argument],
+        others: list[tuple[str, Any]],
+        args: Mapping[str, Any],
+    ) -> Call | None:
+        """Record what this rank gives to a collective; return None if no tensor moves."""
+        ops = self._ops
+        recorder = ops.recorder
+        meeting = exchange(schema, args, recorder.rank)
+        if meeting is None:
+            return None
+        phase, microbatch = ops.phase()
+        point = Point(phase, "", "", "", 0, "", schema.name, meeting.group)
+        occurrence = recorder.count_op(place_of(point, microbatch))
+        call = Call(schema, point, microbatch, occurrence)
+        given = []
+        for name, slot, _, tensor in tensors:
+            if name in meeting.gives:
+                given += self._give(call, slot, tensor)
+            if name in meeting.gets:
+                call.written.append((slot, None, tensor))
+        call.reads = given
+        told = [(n, v) for n, v in others if n not in _ADDRESSES] + meeting.told
+        if told:
+            ops.arguments(call, told)
+        return call
+
+    def take_off(self, call: Call, result: Any) -> None:
+        """Note what a collective is going to write: it is recorded when the program reads it."""
+        flying = [(slot, tensor) for slot, _, tensor in call.written]
+        if call.schema.name.startswith("_c10d_functional"):
+            flying += [(slot, tensor) for _, slot, tensor in results(result, call.schema)]
+        for slot, tensor in flying:
+            if (view := look(tensor)) is not None and view.extent_bytes:
+                self._ops.recorder.writers.launch(view, self._flight(call, slot, tensor, view))
+
+    def _give(self, call: Call, slot: str, tensor: torch.Tensor) -> list[int]:
+        ops = self._ops
+        source = Call(call.schema, call.point, call.microbatch, call.occurrence)
+        ops.read(source, slot, None, tensor)
+        digest = ops.digest(tensor, look(tensor))
+        if digest is None:
+            return source.reads
+        point = call.point._replace(kind="sent", slot=slot)
+        return [ops.emit(source, point, digest, tensor, source.reads_of(None))]
+
+    def _flight(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> Flight:
+        def land(landed: torch.Tensor, reads: list[int]) -> None:
+            call.reads = reads
+            self._ops.made(call, "received", slot, None, landed)
+
+        start = int(view.where[0])  # type: ignore[call-overload]
+        return Flight(
+            start,
+            start + view.extent_bytes,
+            list(call.reads),
+            land,
+            tensor.dtype,
+            int(tensor.storage_offset()),
+            tensor.shape,
+            tensor.stride(),
+        )
+
+
+def _ranks(named: Mapping[str, Any]) -> list[int] | None:
+    """Return the global ranks of a collective's group, by their place in it.
+
+    Names of groups are of no use: they differ between processes.
+    """
+    world: Any = distributed_c10d
+    group: Any = named.get("process_group", named.get("group_name"))
+    if isinstance(group, str):
+        group = world._resolve_process_group(group)
+    elif isinstance(group, torch.ScriptObject):
+        group = distributed.ProcessGroup.unbox(group)
+    if group is None:
+        return None
+    if (known := world._world.pg_group_ranks.get(group)) is None:
+        group = world._resolve_process_group(group.group_name)
+        known = world._world.pg_group_ranks[group]
+    return [r for r, _ in sorted(known.items(), key=lambda item: item[1])]
+
+
+def _operation(named: Mapping[str, Any]) -> Any:
+    operation = named["reduce_op"]
+    return operation if isinstance(operation, str) else ""

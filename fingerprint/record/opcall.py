@@ -1,0 +1,40 @@
+"""One call of an operator, between what it reads and what it makes."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fpdiff.fingerprint.digest.host import PlainView
+from fpdiff.fingerprint.record.opschema import OpSchema
+from fpdiff.fingerprint.record.sitetable import Point
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        schema: of the operator.
+        point: a point at this call, to be given kind and slot.
+        microbatch: the microbatch.
+        occurrence: nth call of the operator at this place.
+        reads: seqs that everything it makes has read.
+        by_element: seqs that only the nth elements have read, for ops on lists.
+        written: (slot, index in a list, tensor) of the arguments that it writes.
+        place: where the first argument lies; a view keeps what chose that place.
+    """
+
+    schema: OpSchema
+    point: Point
+    microbatch: int
+    occurrence: int
+    reads: list[int] = field(default_factory=list)
+    by_element: dict[int, list[int]] = field(default_factory=dict)
+    written: list[tuple[str, int | None, torch.Tensor]] = field(default_factory=list)
+    place: PlainView | None = None
+
+    def reads_of(self, index: int | None) -> list[int]:
+        """Return what the nth element of what it makes has read, in program order."""
+        if index is None or not self.by_element:
+            return sorted({*self.reads, *(s for own in self.by_element.values() for s in own)})
+        return sorted({*self.reads, *self.by_element.get(index, ())})

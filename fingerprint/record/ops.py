@@ -1,0 +1,417 @@
+"""Every operator that runs: what it read, what else it was given, what it made.
+
+A dispatch mode sees the operators below autograd, in the forward, the backward, a recomputation
+and the optimizer alike, with nothing put on any module or tensor. It is off while it handles one,
+so the recorder's own look-ups are not seen. A tensor subclass with operators of its own (a
+distributed tensor, say) is let through to them: what they run on plain tensors comes back here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fpdiff.fingerprint.digest.host import (
+    PlainView,
+    Undigestible,
+    digest_bytes,
+    look,
+    memory_range,
+)
+from fpdiff.fingerprint.digest.stats import statistics
+from fpdiff.fingerprint.record.backward import GradientHooks
+from fpdiff.fingerprint.record.collectives import CollectiveRecorder
+from fpdiff.fingerprint.record.generators import generator_of
+from fpdiff.fingerprint.record.nodes import accumulated
+from fpdiff.fingerprint.record.opcall import Call
+from fpdiff.fingerprint.record.opschema import OpSchema, describe
+from fpdiff.fingerprint.record.opvalues import Argument, results, shown, split
+from fpdiff.fingerprint.record.prelude import FIRST, place_of
+from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.sitetable import Point
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_MAX_NUMBERS = 32
+"""An op's scalars may come from so many of the numbers last taken out of tensors."""
+
+_HOLE = digest_bytes(b"memory that no op has written")
+
+
+class OpMode(TorchDispatchMode):
+    """Shows a recorder every operator that runs in a thread."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, ops: "OpRecorder") -> None:
+        """Lead to the recorder of operators."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ops = ops
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: under another mode it runs eagerly, with other bits."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, and record it."""
+        kwargs = kwargs or {}
+        ops = self._ops
+        if not ops.recorder.wants_ops() or not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        for kind in types:
+            if kind not in _PLAIN:
+                return NotImplemented
+        call = ops.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            ops.after(call, result)
+        return result
+
+
+class OpRecorder:
+    """Turns operators into events."""
+
+    def __init__(self, recorder: Recorder, gradients: GradientHooks) -> None:
+        """Belong to a recorder."""
+        self.recorder = recorder
+        self.gradients = gradients
+        self._schemas: dict[OpOverload, OpSchema] = {}
+        self._collectives = CollectiveRecorder(self)
+
+    # Around an operator
+
+    def before(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call | None:
+        """Record what an operator is about to read; return None if it is not to be followed."""
+        call: Call | None = self._observed(self._before, op, args, kwargs)
+        return call
+
+    def after(self, call: Call, result: Any) -> None:
+        """Record what an operator made."""
+        self._observed(self._after, call, result)
+
+    def _observed(self, body: Callable[..., Any], *args: Any) -> Any:
+        # The operator itself runs outside: what it does may hang on torch function modes.
+        with torch._C.DisableTorchFunction():
+            try:
+                return body(*args)
+            except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
+                self.recorder.fail(error)
+                return None
+
+    def _before(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call | None:
+        schema = self._schemas.get(op)
+        if schema is None:
+            schema = self._schemas[op] = describe(op)
+        if schema.is_idle:
+            return None
+        tensors, others = split(schema, args, kwargs)
+        if any(tensor.is_meta for _, _, _, tensor in tensors):
+            return None  # A tracer at work on shapes.
+        if schema.is_collective:
+            named = dict(zip(schema.arguments, args, strict=False)) | dict(kwargs)
+            return self._collectives.launch(schema, tensors, others, named)
+        point, microbatch = self._point(schema, tensors)
+        if point is None:
+            self._forget(schema, tensors)
+            return None
+        occurrence = self.recorder.count_op(place_of(point, microbatch))
+        call = Call(schema, point, microbatch, occurrence)
+        if schema.is_view:
+            self._note_place(call, tensors)
+        else:
+            self._read_all(call, tensors)
+        if others and schema.shows_arguments and not schema.allocates:
+            self.arguments(call, others)
+        if schema.draws:
+            self._draw(call, tensors, {**dict(zip(schema.arguments, args, strict=False)), **kwargs})
+        return call
+
+    def _after(self, call: Call, result: Any) -> None:
+        schema = call.schema
+        if schema.is_collective:
+            self._collectives.take_off(call, result)
+            return
+        if schema.is_view:
+            self._look_elsewhere(call, result)
+            return
+        if schema.allocates:
+            self._allocated(call, result)
+            return
+        made = False
+        for slot, index, tensor in call.written:
+            made |= self.made(call, "written", slot, index, tensor)
+        undefined = []
+        for number, slot, value in results(result, schema):
+            if not isinstance(value, torch.Tensor):
+                self._number(call, slot, value)
+            elif number in schema.undefined:
+                undefined.append(value)
+            else:
+                index = int(slot.rsplit(".", 1)[1]) if schema.by_element else None
+                made |= self.made(call, "result", slot, index, value)
+        if made:
+            self._read_instead(undefined)
+
+    # Where an operator runs
+
+    def _point(self, schema: OpSchema, tensors: list[Argument]) -> tuple[Point | None, int]:
+        """Return the point and microbatch of an op; no point if its module is not recorded."""
+        recorder = self.recorder
+        scope = recorder.scopes.top()
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and (scope is None or scope.phase != "recompute"):
+            return self._point_in_backward(schema)
+        if scope is not None:
+            if not scope.recorded:
+                return None, 0
+            return (
+                Point(scope.phase, "", scope.path, scope.module_class, scope.call, "", schema.name),
+                scope.microbatch,
+            )
+        if recorder.optimizer_options is not None:
+            module = self._module_of(tensors[0][3]) if tensors and tensors[0][2] is None else ""
+            return Point("optimizer", "", module, "", 0, "", schema.name), recorder.microbatch
+        microbatch = 0 if recorder.between_steps else recorder.microbatch
+        return Point("other", "", "", "", 0, "", schema.name), microbatch
+
+    def _point_in_backward(self, schema: OpSchema) -> tuple[Point | None, int]:
+        recorder = self.recorder
+        microbatch = self.gradients.microbatch
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return Point("backward", "", "", "", 0, "", schema.name), microbatch
+        leaf = accumulated(node)
+        if leaf is not None:
+            return Point("backward", "", self._module_of(leaf), "", 0, "", schema.name), microbatch
+        scope = recorder.nodes.scope_of(node)
+        phase = "backward"
+        if torch.is_grad_enabled() and not self.gradients.makes_graph:
+            phase = "recompute"
+        if scope is None:
+            return Point(phase, "", "", "", 0, "", schema.name), microbatch
+        if not scope.recorded:
+            return None, 0
+        point = Point(phase, "", scope.path, scope.module_class, scope.call, "", schema.name)
+        return point, scope.microbatch
+
+    def _module_of(self, tensor: torch.Tensor) -> str:
+        owner = self.recorder.state.owner(tensor)
+        return "" if owner is None else owner[0]
+
+    def _forget(self, schema: OpSchema, tensors: list[Argument]) -> None:
+        """Let go of what is known of memory that an op outside the window is about to write."""
+        self.recorder.blind_spots["op of a module outside the window"] += 1
+        for name, _, _, tensor in tensors:
+            if name in schema.writes and (view := look(tensor)) is not None:
+                self.recorder.writers.drop(view)
+
+    # What an operator reads
+
+    def _read_all(self, call: Call, tensors: list[Argument]) -> None:
+        schema = call.schema
+        for name, slot, index, tensor in tensors:
+            if name in schema.writes:
+                call.written.append((slot, index, tensor))
+            if name not in schema.ignores:
+                self.read(call, slot, index, tensor)
+
+    def read(self, call: Call, slot: str, index: int | None, tensor: torch.Tensor) -> None:
+        """Note what a tensor that an op reads comes from; record it if no event is known of it."""
+        view = look(tensor)
+        if view is None or not view.extent_bytes:
+            return
+        recorder = self.recorder
+        writers = recorder.writers
+        if recorder.settings.rehash and view.is_on_host and view.has_memory:
+            self._rehash(call, slot, tensor, view)
+        first = FIRST if recorder.between_steps else 0
+        sources = writers.sources(view, first)
+        seqs = sources.seqs
+        if not sources.known:
+            earlier = writers.sources(view).seqs if first else []
+            if sources.has_hole:
+                point = call.point._replace(kind="uninitialised", slot=slot)
+                seq = self.emit(call, point, _HOLE, tensor, seqs, earlier)
+                writers.put(view, seq, is_hole=True)
+            elif (digest := self.digest(tensor, view)) is not None:
+                point = call.point._replace(kind="input", slot=slot)
+                seq = self.emit(call, point, digest, tensor, seqs, earlier)
+                writers.put(view, seq, digest)
+            else:
+                return
+            seqs = [*seqs, seq]
+        if index is None:
+            call.reads += seqs
+        else:
+            call.by_element.setdefault(index if call.schema.by_element else 0, []).extend(seqs)
+
+    def _rehash(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> None:
+        """Record a tensor that is no longer what the ops that wrote it left."""
+        recorder = self.recorder
+        if not recorder.writers.rewritten(view, lambda a, b: _digest_range(view, a, b)):
+            return
+        digest = self.digest(tensor, view)
+        if digest is not None:
+            reads = recorder.writers.sources(view, FIRST if recorder.between_steps else 0).seqs
+            point = call.point._replace(kind="rewrite", slot=slot)
+            seq = self.emit(call, point, digest, tensor, reads)
+            recorder.writers.put(view, seq, digest)
+
+    def arguments(self, call: Call, others: list[tuple[str, Any]]) -> None:
+        """Record the arguments that are no tensors: a scalar is data."""
+        recorder = self.recorder
+        text = ", ".join(f"{name}={shown(value)}" for name, value in others)
+        reads = recorder.numbers[-_MAX_NUMBERS:]
+        if call.point.phase == "optimizer" and recorder.optimizer_options:
+            reads = [*recorder.optimizer_options, *reads]
+        if (node := torch._C._current_autograd_node()) is not None:
+            reads = [*recorder.nodes.arguments_of(node), *reads]
+        place = call.place
+        if place is not None and (chosen := recorder.writers.chosen(place)) is not None:
+            reads = [*reads, chosen]
+        numbers = [value for _, value in others if type(value) in (int, float)]
+        value = float(numbers[0]) if len(numbers) == 1 and abs(numbers[0]) < 1 << 53 else None
+        point = call.point._replace(kind="arguments", slot=",".join(name for name, _ in others))
+        digest = digest_bytes(text.encode())
+        seq = recorder.emit_op(
+            point, call.occurrence, digest, call.microbatch, reads=reads, value=value
+        )
+        call.reads.append(seq)
+        if torch.is_grad_enabled() and not recorder.between_steps:
+            recorder.nodes.note_arguments(seq)
+
+    def _draw(self, call: Call, tensors: list[Argument], named: Mapping[str, Any]) -> None:
+        """Record the state of the generator that an op is going to draw from."""
+        recorder = self.recorder
+        device = tensors[0][3].device if tensors else named.get("device") or "cpu"
+        name, key, digest = generator_of(named.get("generator"), torch.device(device))
+        before = recorder.draws.get(key)
+        point = call.point._replace(kind="generator", slot=name)
+        reads = [] if before is None else [before]
+        seq = recorder.emit_op(point, call.occurrence, digest, call.microbatch, reads=reads)
+        recorder.draws[key] = seq
+        if not recorder.between_steps:
+            recorder.draws_in_call.append(seq)
+        call.reads.append(seq)
+
+    # What an operator makes
+
+    def made(
+        self, call: Call, kind: str, slot: str, index: int | None, tensor: torch.Tensor
+    ) -> bool:
+        """Record a tensor that an op has written; return whether there is an event of it."""
+        view = look(tensor)
+        digest = self.digest(tensor, view)
+        if digest is None:
+            return False
+        element = index if call.schema.by_element else None
+        point = call.point._replace(kind=kind, slot=slot)
+        seq = self.emit(call, point, digest, tensor, call.reads_of(element))
+        if view is not None and view.extent_bytes:
+            self.recorder.writers.put(view, seq, digest)
+        return True
+
+    def _number(self, call: Call, slot: str, value: Any) -> None:
+        """Record a number that leaves torch: what the program makes of it is not seen."""
+        recorder = self.recorder
+        point = call.point._replace(kind="number", slot=slot)
+        digest = digest_bytes(shown(value).encode())
+        number = float(value) if isinstance(value, (int, float)) else None
+        reads = call.reads_of(None)
+        seq = recorder.emit_op(
+            point, call.occurrence, digest, call.microbatch, reads=reads, value=number
+        )
+        recorder.numbers.append(seq)
+
+    def _allocated(self, call: Call, result: Any) -> None:
+        for _, _, tensor in results(result, call.schema):
+            if (view := look(tensor)) is not None and view.extent_bytes:
+                self.recorder.writers.allocate(view)
+
+    def _read_instead(self, undefined: list[torch.Tensor]) -> None:
+        """Make whoever reads a tensor that holds nothing read the op that should have filled it."""
+        last = self.recorder.last_op_seq()
+        for tensor in undefined:
+            if (view := look(tensor)) is not None and view.extent_bytes:
+                self.recorder.writers.put(view, last)
+
+    # Views
+
+    def _note_place(self, call: Call, tensors: list[Argument]) -> None:
+        view = look(tensors[0][3]) if tensors else None
+        if view is not None and view.extent_bytes:
+            call.place = view
+
+    def _look_elsewhere(self, call: Call, result: Any) -> None:
+        """Note which event chose what part of its storage a new view looks at."""
+        writers = self.recorder.writers
+        chosen = call.reads[0] if call.reads else None
+        if chosen is None and call.place is not None:
+            chosen = writers.chosen(call.place)
+        if chosen is None:
+            return
+        for _, _, tensor in results(result, call.schema):
+            if (view := look(tensor)) is not None and view.extent_bytes:
+                writers.choose(view, chosen)
+
+    def phase(self) -> tuple[str, int]:
+        """Return the phase and microbatch of an op that belongs to no module."""
+        recorder = self.recorder
+        scope = recorder.scopes.top()
+        if torch._C._current_graph_task_id() != -1:
+            return "backward", self.gradients.microbatch
+        if scope is not None:
+            return scope.phase, scope.microbatch
+        if recorder.optimizer_options is not None:
+            return "optimizer", recorder.microbatch
+        return "other", 0 if recorder.between_steps else recorder.microbatch
+
+    # Events
+
+    def digest(self, tensor: torch.Tensor, view: PlainView | None) -> bytes | None:
+        """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read."""
+        try:
+            return self.recorder.cache.digest(tensor, view, trust=False)
+        except Undigestible as reason:
+            self.recorder.blind_spots[str(reason)] += 1
+            return None
+
+    def emit(
+        self,
+        call: Call,
+        point: Point,
+        digest: bytes,
+        tensor: torch.Tensor,
+        reads: list[int],
+        earlier: list[int] | None = None,
+    ) -> int:
+        """Record a tensor at a call and return the event's seq; see `Recorder.emit_op`."""
+        recorder = self.recorder
+        if recorder.settings.stats and not recorder.between_steps:
+            recorder.note_stats(statistics(tensor))
+        return recorder.emit_op(
+            point,
+            call.occurrence,
+            digest,
+            call.microbatch,
+            tensor.dtype,
+            tensor.shape,
+            reads,
+            earlier,
+        )
+
+
+def _digest_range(view: PlainView, start: int, end: int) -> bytes:
+    return digest_bytes(memory_range(view.storage, start, end))

@@ -1,0 +1,96 @@
+"""What an operator reads, writes and returns, worked out once from its schema."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fpdiff.fingerprint.catalogue import base_name, load
+
+_ONLY_SHAPE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "unsqueeze", "squeeze",
+        "alias", "detach", "lift_fresh", "unsqueeze_", "squeeze_", "detach_", "flatten", "ravel",
+        "view_as", "expand_as", "_to_copy", "to", "contiguous", "lift",
+    )
+)  # fmt: skip
+"""Views that keep the order of the elements, and copies: shape and dtype say all about them."""
+
+_IDLE = frozenset(("aten.resize_", "aten.resize_as_", "aten.set_", "aten.record_stream"))
+_NO_DATA = frozenset(("prim", "prims", "profiler", "debugprims"))
+
+
+@dataclass(frozen=True)
+class OpSchema:
+    """One operator.
+
+    Attributes:
+        name: as events show it, `aten.addmm.default`.
+        arguments: names of the arguments, in order.
+        writes: names of the arguments that it writes.
+        ignores: names of written arguments whose bytes before the call it does not read.
+        allocates: its outputs are memory that nobody has written.
+        is_view: its outputs are views of its first argument, nothing is computed.
+        shows_arguments: its other arguments decide what it computes or looks at.
+        draws: it draws from a random generator.
+        undefined: indices of outputs that hold nothing.
+        returns_arguments: indices of returns that are arguments it wrote.
+        by_element: it works on lists, element by element.
+        is_collective: it exchanges tensors with other ranks.
+        waits: it waits for a collective and computes nothing.
+        is_idle: it touches no data.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    writes: frozenset[str]
+    ignores: frozenset[str]
+    allocates: bool
+    is_view: bool
+    shows_arguments: bool
+    draws: bool
+    undefined: frozenset[int]
+    returns_arguments: frozenset[int]
+    by_element: bool
+    is_collective: bool
+    waits: bool
+    is_idle: bool
+
+
+def describe(op: torch._ops.OpOverload) -> OpSchema:
+    """Return what an operator reads, writes and returns."""
+    name = str(op)
+    base = base_name(name)
+    memory = load("memory")
+    schema: Any = op._schema
+    arguments = tuple(argument.name for argument in schema.arguments)
+    written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
+    outs = {a.name for a in schema.arguments if a.name in written and a.kwarg_only}
+    silent = set(memory["silent_writes"]["ops"].get(base, ()))
+    ignores = set(outs)
+    if base in memory["fill"]["ops"]:
+        ignores |= {arguments[0]} if arguments else set()
+    if base == "aten.copy_" or base == "aten._foreach_copy_":
+        ignores |= {"self"}
+    is_view = bool(getattr(op, "is_view", False)) and not written
+    collective = op.namespace in ("c10d", "_c10d_functional")
+    waits = name.startswith(("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor"))
+    return OpSchema(
+        name=name,
+        arguments=arguments,
+        writes=frozenset(written | silent),
+        ignores=frozenset(ignores & (written | silent)),
+        allocates=base in memory["allocate"]["ops"],
+        is_view=is_view,
+        shows_arguments=base not in _ONLY_SHAPE,
+        draws=torch.Tag.nondeterministic_seeded in op.tags,
+        undefined=frozenset(int(i) for i in memory["undefined"]["outputs"].get(base, ())),
+        returns_arguments=frozenset(
+            i for i, r in enumerate(schema.returns) if r.alias_info is not None and not is_view
+        ),
+        by_element=op._opname.startswith(("_foreach_", "_fused_", "_amp_foreach_")),
+        is_collective=collective and not waits,
+        waits=waits,
+        is_idle=op.namespace in _NO_DATA or base in _IDLE,
+    )

@@ -1,0 +1,72 @@
+"""The tensors and the other values that an operator is given and returns."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fpdiff.fingerprint.record.opschema import OpSchema
+
+_NOT_DATA = frozenset({"device", "pin_memory", "layout", "dtype", "async_op", "timeout"})
+"""Arguments that decide no bit, or that the dtype of the result shows."""
+
+_HIDDEN = (torch.Generator, torch.ScriptObject, torch.device, torch.layout)
+
+Argument = tuple[str, str, "int | None", torch.Tensor]
+"""(argument, slot, index in a list or None, tensor)."""
+
+
+def split(
+    schema: OpSchema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[Argument], list[tuple[str, Any]]]:
+    """Return the tensors among an op's arguments, and the other arguments by name."""
+    tensors: list[Argument] = []
+    others: list[tuple[str, Any]] = []
+    for name, value in (*zip(schema.arguments, args, strict=False), *kwargs.items()):
+        if isinstance(value, torch.Tensor):
+            tensors.append((name, name, None, value))
+        elif isinstance(value, (list, tuple)) and _holds_tensors(value):
+            for index, (slot, tensor) in enumerate(_flattened(value, name)):
+                tensors.append((name, slot, index, tensor))
+        elif name not in _NOT_DATA and not isinstance(value, _HIDDEN):
+            others.append((name, value))
+    return tensors, others
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(
+        isinstance(v, torch.Tensor) or (isinstance(v, (list, tuple)) and _holds_tensors(v))
+        for v in values
+    )
+
+
+def _flattened(values: Any, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            yield f"{slot}.{index}", value
+        elif isinstance(value, (list, tuple)):
+            yield from _flattened(value, f"{slot}.{index}")
+
+
+def results(result: Any, schema: OpSchema) -> Iterator[tuple[int, str, Any]]:
+    """Yield (number, slot, value) of what an op returned and did not write into an argument."""
+    several = isinstance(result, tuple)
+    for number, value in enumerate(result if several else (result,)):
+        if number in schema.returns_arguments or value is None:
+            continue
+        if isinstance(value, (torch.Tensor, int, float, bool, complex)):
+            yield number, f"out.{number}", value
+        elif isinstance(value, (list, tuple)):
+            for slot, tensor in _flattened(value, f"out.{number}"):
+                yield number, slot, tensor
+
+
+def shown(value: Any) -> str:
+    """Return a text that is equal for equal plain values and unequal for unequal ones."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return repr(value)
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        return str(value)
+    return type(value).__name__

@@ -1,0 +1,294 @@
+"""What fpdiff says of differences that only ops can tell apart, and of none."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import hide_the_past
+from torch import nn
+from torch.nn import functional as F
+
+import fpdiff
+from fpdiff.fingerprint.bisect.verdict import Origin, Verdict
+
+Hook = Callable[[str], None]
+
+
+class Net(nn.Module):
+    """A small net; `twist` is called within its forward with the name of the arm."""
+
+    def __init__(self, arm: str, twist: Callable[[str, torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.inp, self.drop, self.out = nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4)
+        self.arm, self.twist, self.calls = arm, twist, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.twist(self.arm, self.inp(x), self.calls)
+        self.calls += 1
+        return self.out(self.drop(h))  # type: ignore[no-any-return]
+
+
+def keep(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+    return x.tanh()
+
+
+def nothing(arm: str, step: int, model: nn.Module) -> None:
+    return None
+
+
+def record(
+    path: Path,
+    arm: str,
+    *,
+    steps: int = 4,
+    twist: Callable[[str, torch.Tensor, int], torch.Tensor] = keep,
+    before: Callable[[str, int, nn.Module], None] = nothing,
+    after_backward: Callable[[str, int, nn.Module], None] = nothing,
+    after: Callable[[str, int, nn.Module], None] = nothing,
+    **options: Any,
+) -> None:
+    hide_the_past()
+    torch.manual_seed(0)
+    model = Net(arm, twist)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(1)
+    with fpdiff.record(path / arm, level="op", **options):
+        for step in range(steps):
+            x = torch.randn(6, 8, generator=data)
+            y = torch.randint(4, (6,), generator=data)
+            before(arm, step, model)
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            after_backward(arm, step, model)
+            optimizer.step()
+            after(arm, step, model)
+
+
+def compared(path: Path, **how: Any) -> Verdict:
+    for arm in "AB":
+        record(path, arm, **how)
+    return fpdiff.compare(path / "A", path / "B")
+
+
+def only(verdict: Verdict) -> Origin:
+    assert [o.summary for o in verdict.origins[1:]] == []
+    return verdict.origins[0]
+
+
+def place(origin: Origin) -> tuple[int, str, str, str | None, str]:
+    return origin.step, origin.phase, origin.module, origin.op, origin.class_
+
+
+def test_twins_are_identical(tmp_path: Path) -> None:
+    verdict = compared(tmp_path)
+    assert (verdict.verdict, verdict.notes) == ("identical", [])
+
+
+def test_another_scalar_is_no_kernels_fault(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        return x.mul(1.5 if (arm, step) == ("B", 2) else 1.25)
+
+    origin = only(compared(tmp_path, twist=twist))
+    assert place(origin) == (2, "forward", "", "aten.mul.Tensor", "arguments")
+    assert origin.a and origin.b and (origin.a["value"], origin.b["value"]) == (1.25, 1.5)
+    assert origin.reaches[0] == "the loss"
+
+
+def test_another_slice_of_the_same_tensor_is_another_argument(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        return x + x[:, 1:2] if (arm, step) == ("B", 1) else x + x[:, 0:1]
+
+    origin = only(compared(tmp_path, twist=twist))
+    assert place(origin) == (1, "forward", "", "aten.slice.Tensor", "arguments")
+
+
+def test_an_extra_draw_between_steps_is_named(tmp_path: Path) -> None:
+    def before(arm: str, step: int, model: nn.Module) -> None:
+        if (arm, step) == ("B", 2):
+            torch.rand(1)
+
+    origin = compared(tmp_path, before=before).origins[0]
+    assert place(origin)[:4] == (2, "other", "", "aten.rand.default")
+    assert origin.class_ == "structure" and "only in B" in origin.summary
+
+
+def test_an_unseen_draw_is_named_where_it_first_matters(tmp_path: Path) -> None:
+    def before(arm: str, step: int, model: nn.Module) -> None:
+        if (arm, step) == ("B", 2):
+            torch.set_rng_state(torch.Generator().manual_seed(9).get_state())
+
+    origin = only(compared(tmp_path, before=before))
+    assert place(origin) == (2, "forward", "drop", "aten.bernoulli_.float", "rng")
+
+
+def test_a_layer_more_is_one_finding_and_no_flood(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        x = x.tanh()
+        return F.dropout(x, 0.25) if arm == "B" else x
+
+    verdict = compared(tmp_path, twist=twist)
+    origin = only(verdict)
+    assert origin.class_ == "structure" and origin.step == 0
+    assert origin.op is not None and origin.phase == "forward" and origin.count > 1
+
+
+def test_a_microbatch_more_is_told_as_structure(tmp_path: Path) -> None:
+    def before(arm: str, step: int, model: nn.Module) -> None:
+        if (arm, step) == ("B", 1):
+            model(torch.ones(6, 8)).sum().backward()
+
+    verdict = compared(tmp_path, before=before)
+    assert verdict.verdict == "diverged" and len(verdict.origins) <= 12
+    assert {(o.step, o.class_) for o in verdict.origins[:1]} <= {
+        (1, c) for c in ("structure", "data", "metadata")
+    }
+
+
+def test_memory_that_nobody_wrote_is_to_blame(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        hole = torch.empty(16)
+        hole.numpy()[:] = 1.0 if arm == "A" else 2.0  # What malloc happened to leave there.
+        return x + hole
+
+    origin = only(compared(tmp_path, twist=twist))
+    assert place(origin) == (0, "forward", "", "aten.add.Tensor", "uninitialised")
+
+
+def test_garbage_that_nobody_uses_is_no_difference(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        hole = torch.empty(16)
+        hole.numpy()[:] = 1.0 if arm == "A" else 2.0
+        return x + hole.fill_(0.5)
+
+    assert compared(tmp_path, twist=twist).verdict == "identical"
+
+
+@pytest.mark.parametrize("rehash", [True, False])
+def test_an_unseen_write_is_not_blamed_on_the_next_op(tmp_path: Path, rehash: bool) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        y = x.mul(2)
+        view = y.detach().numpy()
+        if (arm, step) == ("B", 2):
+            view[0, 0] += 1
+        return y.tanh()
+
+    origin = only(compared(tmp_path, twist=twist, rehash=rehash))
+    assert place(origin)[:4] == (2, "forward", "", "aten.tanh.default")
+    if rehash:
+        assert origin.class_ == "unseen-producer"
+        assert "overwritten in B" in origin.summary
+    else:
+        assert origin.hint is not None and "--rehash" in origin.hint
+        assert "not known to vary" in origin.hint
+
+
+def test_a_parameter_written_past_torch_is_no_ops_fault(tmp_path: Path) -> None:
+    def after_backward(arm: str, step: int, model: nn.Module) -> None:
+        assert isinstance(model, Net)
+        gradient = model.out.bias.grad
+        assert gradient is not None
+        if (arm, step) == ("B", 1):
+            gradient.numpy()[0] += 1
+
+    origin = only(compared(tmp_path, after_backward=after_backward))
+    assert (origin.step, origin.kind, origin.module) == (1, "reduced_gradient", "out")
+    assert origin.class_ == "unseen-producer"
+
+
+def test_what_a_program_prints_or_saves_is_no_difference(tmp_path: Path) -> None:
+    def after(arm: str, step: int, model: nn.Module) -> None:
+        if arm == "A":
+            sum(p.detach().clone().norm() for p in model.parameters()).item()
+
+    verdict = compared(tmp_path, after=after)
+    assert verdict.verdict == "identical"
+    assert [n for n in verdict.notes if "outside the model" in n]
+
+
+def test_what_is_printed_may_differ(tmp_path: Path) -> None:
+    def after(arm: str, step: int, model: nn.Module) -> None:
+        torch.tensor([len(arm), ord(arm)]).sum().item()  # A clock, a host's number.
+
+    assert compared(tmp_path, after=after).verdict == "identical"
+
+
+def test_the_way_to_the_loss_is_shown(tmp_path: Path) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        return x.tanh().add(0.5 if (arm, step) == ("B", 1) else 0.25)
+
+    origin = only(compared(tmp_path, twist=twist))
+    assert origin.reaches[0] == "the loss"
+    assert "aten.nll_loss_forward" in origin.reaches[1]
+    assert "aten.add" in origin.reaches[-1]
+
+
+def test_another_batch_is_told_as_data_with_what_made_it(tmp_path: Path) -> None:
+    def run(arm: str) -> None:
+        hide_the_past()
+        torch.manual_seed(0)
+        model = Net(arm, keep)
+        model.drop.p = 0.0
+        rows = torch.arange(96.0).view(12, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with fpdiff.record(tmp_path / arm, level="op"):
+            for step in range(3):
+                seed = 5 if (arm, step) == ("B", 1) else step
+                order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+                loss = model(torch.stack([rows[i] for i in order[:4].tolist()])).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    for arm in "AB":
+        run(arm)
+    origin = only(fpdiff.compare(tmp_path / "A", tmp_path / "B"))
+    assert (origin.step, origin.class_, origin.slot) == (1, "data", "arg.0")
+    assert "aten.randperm" in origin.evidence[0]
+
+
+def test_an_extra_draw_that_shuffles_otherwise_is_the_cause(tmp_path: Path) -> None:
+    def run(arm: str) -> None:
+        hide_the_past()
+        torch.manual_seed(0)
+        model = Net(arm, keep)
+        model.drop.p = 0.0
+        rows = torch.arange(96.0).view(12, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with fpdiff.record(tmp_path / arm, level="op"):
+            for step in range(3):
+                if (arm, step) == ("B", 1):
+                    with torch.random.fork_rng():
+                        pass
+                    torch.set_rng_state(torch.Generator().manual_seed(4).get_state())
+                order = torch.randperm(12)
+                loss = model(rows[order][:4]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    for arm in "AB":
+        run(arm)
+    origin = only(fpdiff.compare(tmp_path / "A", tmp_path / "B"))
+    assert place(origin) == (1, "other", "", "aten.randperm.default", "rng")
+
+
+def test_runs_of_different_rungs_compare_over_what_both_have(tmp_path: Path) -> None:
+    record(tmp_path, "A")
+    (tmp_path / "A").rename(tmp_path / "op")
+    torch.manual_seed(0)
+    model = Net("A", keep)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(1)
+    with fpdiff.record(tmp_path / "layer", level="layer"):
+        for _ in range(4):
+            x, y = torch.randn(6, 8, generator=data), torch.randint(4, (6,), generator=data)
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    verdict = fpdiff.compare(tmp_path / "op", tmp_path / "layer")
+    assert verdict.verdict == "identical", verdict.summary
+    assert verdict.compared is not None and verdict.compared.rung == "layer"
