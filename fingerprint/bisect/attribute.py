@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Meeting, Place, RankFindings
+from fpdiff.fingerprint.bisect.findings import Candidate, Meeting, Place, RankFindings, given
 from fpdiff.fingerprint.bisect.preflight import ranks_text
+from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Receiver
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
@@ -59,6 +60,7 @@ class Attribution:
         rung: str,
         environment: list[EnvironmentDifference],
         rehashed: bool,
+        tiers: dict[int, RankTier],
     ) -> None:
         """Remember the findings.
 
@@ -69,8 +71,11 @@ class Attribution:
             rung: what was compared.
             environment: entries that differ.
             rehashed: both runs digested again what was read.
+            tiers: of every rank compared.
         """
         self._rehashed = rehashed
+        self._tiers = tiers
+        self._given: dict[tuple[int, int], frozenset[Meeting]] = {}
         self._found = {f.rank: f for f in found}
         self._groups = groups
         self._ranks = frozenset(ranks)
@@ -157,11 +162,22 @@ class Attribution:
         """Return whether a rank gave something that differs to a collective."""
         peer = self._found.get(rank)
         if peer is None or peer.step > step:
-            return False
+            # All that differs there may have led to nothing, on that rank.
+            return meeting in self._given_idly(rank, step)
         if peer.step < step:  # What it gave since may differ too: its events are not at hand.
             later = peer.tier.differences.get(step)
             return later is not None and later.any
         return meeting in peer.given
+
+    def _given_idly(self, rank: int, step: int) -> frozenset[Meeting]:
+        if (rank, step) not in self._given:
+            tier = self._tiers.get(rank)
+            differs = tier is not None and step in tier.differences
+            self._given[rank, step] = frozenset()
+            if tier is not None and differs:
+                self._given[rank, step] = given(tier.aligned(step))
+                tier.release()
+        return self._given[rank, step]
 
     def _reducing(self, found: RankFindings, group: frozenset[int]) -> list[int]:
         """Return the ranks of a rank's group whose own gradients differ in the same step.

@@ -77,6 +77,7 @@ def compare_runs(
         ranks=compared.ranks,
         rung=common.rung,
         environment=common.environment,
+        tiers=tiers,
         rehashed=all(settings_of(run).get("rehash") for run in (a, b)),
     )
     origins = attribution.origins()

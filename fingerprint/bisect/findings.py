@@ -117,13 +117,16 @@ def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
         candidates=candidates,
         sent=_places(aligned, mismatched & aligned.having(is_kind("local_gradient"))),
         received=_places(aligned, mismatched & aligned.having(is_kind("reduced_gradient"))),
-        given=frozenset(
-            _meeting(aligned, row)
-            for row in np.flatnonzero(mismatched & aligned.having(is_kind("sent"))).tolist()
-        ),
+        given=given(aligned),
         has_local=_places(aligned, aligned.having(is_kind("local_gradient"))),
         evaluation=tier.differences[step].evaluation,
     )
+
+
+def given(aligned: Aligned) -> frozenset[Meeting]:
+    """Return the collectives to which a rank gave something that differs, idle or not."""
+    rows = np.flatnonzero(~aligned.equal & aligned.having(is_kind("sent")))
+    return frozenset(_meeting(aligned, row) for row in rows.tolist())
 
 
 def _rank_step(

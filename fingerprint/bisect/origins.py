@@ -172,7 +172,8 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
 
     Not even through one another; ops of both sides of a structural difference alike. Any later
     scalar may come from a number that the program took out of a tensor: one that only one run
-    took explains nothing.
+    took explains nothing. What an op of both runs made otherwise from equal things is no idle
+    matter, whoever read it.
     """
     idle: Flags = mismatched & aligned.having(is_outside)
     if not idle.any():
@@ -182,12 +183,17 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
     edges = [(rows[e], rows[p]) for arm, rows in arms for e, p in (arm.edges(),)]
     event, producer = (np.concatenate(part) for part in zip(*edges, strict=True))
     one_sided_number = ~aligned.paired & aligned.having(is_kind("number"))
-    among = idle[producer] & mismatched[event] & ~one_sided_number[producer]
+    among = idle[producer] & mismatched[event]
     event, producer = event[among], producer[among]
-    while (found := idle[producer] & reached[event]).any():
+    counts = ~one_sided_number[producer]
+    while (found := idle[producer] & reached[event] & counts).any():
         reached[producer[found]] = True
         idle[producer[found]] = False
-    return idle
+    made = idle & aligned.paired & aligned.having(is_kind("result", "written"))
+    made &= ~_read_by(aligned, mismatched)
+    while (found := made[producer] & idle[event] & ~made[event]).any():
+        made[event[found]] = True
+    return idle & ~made
 
 
 def _read_by(aligned: Aligned, mismatched: Flags) -> Flags:

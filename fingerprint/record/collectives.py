@@ -87,7 +87,31 @@ class CollectiveRecorder:
         """Belong to the recorder of operators."""
         self._ops = ops
 
-    def launch(
+    def before(
+        self,
+        schema: OpSchema,
+        tensors: list[Argument],
+        others: list[tuple[str, Any]],
+        args: Mapping[str, Any],
+    ) -> tuple[bool, Call | None]:
+        """Take an op that is part of a collective; return whether it is one, and its call."""
+        if schema.waits:
+            nowhere = Point("other", "", "", "", 0, "", schema.name)
+            return True, Call(schema, nowhere, 0, 0, written=[("", None, tensors[0][3])])
+        if schema.is_collective:
+            return True, self._launch(schema, tensors, others, args)
+        return self._is_landing(tensors), None
+
+    def after(self, call: Call, result: Any) -> None:
+        """Note what a collective is going to write, or record what the program has waited for."""
+        if call.schema.waits:
+            view = look(call.written[0][2])
+            if view is not None and view.extent_bytes:
+                self._ops.recorder.writers.sources(view)
+        else:
+            self._take_off(call, result)
+
+    def _launch(
         self,
         schema: OpSchema,
         tensors: list[Argument],
@@ -116,7 +140,7 @@ class CollectiveRecorder:
             ops.arguments(call, told)
         return call
 
-    def take_off(self, call: Call, result: Any) -> None:
+    def _take_off(self, call: Call, result: Any) -> None:
         """Note what a collective is going to write: it is recorded when the program reads it."""
         flying = [(slot, tensor) for slot, _, tensor in call.written]
         if call.schema.name.startswith("_c10d_functional"):
@@ -124,6 +148,19 @@ class CollectiveRecorder:
         for slot, tensor in flying:
             if (view := look(tensor)) is not None and view.extent_bytes:
                 self._ops.recorder.writers.launch(view, self._flight(call, slot, tensor, view))
+
+    def _is_landing(self, tensors: list[Argument]) -> bool:
+        """Return whether a copy is a collective's own, from a buffer of its to its output.
+
+        Gloo makes it when the program waits. What it copies no op has made.
+        """
+        if len(tensors) < 2:
+            return False
+        writers = self._ops.recorder.writers
+        target, source = look(tensors[0][3]), look(tensors[1][3])
+        if target is None or source is None or not writers.is_in_flight(target):
+            return False
+        return not writers.sources(source).known
 
     def _give(self, call: Call, slot: str, tensor: torch.Tensor) -> list[int]:
         ops = self._ops

@@ -67,6 +67,8 @@ class OpMode(TorchDispatchMode):
         if not ops.recorder.wants_ops() or not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         for kind in types:
+            if kind.__module__.startswith("torch._subclasses"):
+                return func(*args, **kwargs)  # A tracer's own tensors have no data.
             if kind not in _PLAIN:
                 return NotImplemented
         call = ops.before(func, args, kwargs)
@@ -119,9 +121,11 @@ class OpRecorder:
         tensors, others = split(schema, args, kwargs)
         if any(tensor.is_meta for _, _, _, tensor in tensors):
             return None  # A tracer at work on shapes.
-        if schema.is_collective:
+        if schema.is_collective or schema.waits or schema.name == "aten.copy_.default":
             named = dict(zip(schema.arguments, args, strict=False)) | dict(kwargs)
-            return self._collectives.launch(schema, tensors, others, named)
+            taken, call = self._collectives.before(schema, tensors, others, named)
+            if taken:
+                return call
         point, microbatch = self._point(schema, tensors)
         if point is None:
             self._forget(schema, tensors)
@@ -140,8 +144,8 @@ class OpRecorder:
 
     def _after(self, call: Call, result: Any) -> None:
         schema = call.schema
-        if schema.is_collective:
-            self._collectives.take_off(call, result)
+        if schema.is_collective or schema.waits:
+            self._collectives.after(call, result)
             return
         if schema.is_view:
             self._look_elsewhere(call, result)

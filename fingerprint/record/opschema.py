@@ -17,7 +17,9 @@ _ONLY_SHAPE = frozenset(
 )  # fmt: skip
 """Views that keep the order of the elements, and copies: shape and dtype say all about them."""
 
-_IDLE = frozenset(("aten.resize_", "aten.resize_as_", "aten.set_", "aten.record_stream"))
+_IDLE = frozenset(f"aten.{name}" for name in ("resize_", "resize_as_", "set_", "record_stream")) | {
+    "_c10d_functional._wrap_tensor_autograd"
+}
 _NO_DATA = frozenset(("prim", "prims", "profiler", "debugprims"))
 
 
@@ -29,7 +31,7 @@ class OpSchema:
         name: as events show it, `aten.addmm.default`.
         arguments: names of the arguments, in order.
         writes: names of the arguments that it writes.
-        ignores: names of written arguments whose bytes before the call it does not read.
+        ignores: names of arguments whose bytes before the call it does not read.
         allocates: its outputs are memory that nobody has written.
         is_view: its outputs are views of its first argument, nothing is computed.
         shows_arguments: its other arguments decide what it computes or looks at.
@@ -68,19 +70,18 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
     written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     outs = {a.name for a in schema.arguments if a.name in written and a.kwarg_only}
     silent = set(memory["silent_writes"]["ops"].get(base, ()))
-    ignores = set(outs)
+    ignores = outs | set(memory["unread"]["ops"].get(base, ()))
     if base in memory["fill"]["ops"]:
         ignores |= {arguments[0]} if arguments else set()
-    if base == "aten.copy_" or base == "aten._foreach_copy_":
-        ignores |= {"self"}
     is_view = bool(getattr(op, "is_view", False)) and not written
     collective = op.namespace in ("c10d", "_c10d_functional")
-    waits = name.startswith(("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor"))
+    waits = base == "_c10d_functional.wait_tensor"
+    idle = base in _IDLE or op.namespace in _NO_DATA
     return OpSchema(
         name=name,
         arguments=arguments,
         writes=frozenset(written | silent),
-        ignores=frozenset(ignores & (written | silent)),
+        ignores=frozenset(ignores),
         allocates=base in memory["allocate"]["ops"],
         is_view=is_view,
         shows_arguments=base not in _ONLY_SHAPE,
@@ -90,7 +91,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
             i for i, r in enumerate(schema.returns) if r.alias_info is not None and not is_view
         ),
         by_element=op._opname.startswith(("_foreach_", "_fused_", "_amp_foreach_")),
-        is_collective=collective and not waits,
+        is_collective=collective and not waits and not idle,
         waits=waits,
-        is_idle=op.namespace in _NO_DATA or base in _IDLE,
+        is_idle=idle,
     )

@@ -199,6 +199,14 @@ class Writers:
             for w in latest
         )
 
+    def is_in_flight(self, view: PlainView) -> bool:
+        """Return whether a collective is going to write some of a tensor's bytes."""
+        memory = self._storages.get(view.storage)
+        if memory is None or not memory.flights:
+            return False
+        start, end = _range(view)
+        return any(f.start < end and start < f.end for f in memory.flights)
+
     def num_in_flight(self) -> int:
         """Return how many outputs of collectives nothing has read."""
         return sum(len(memory.flights) for memory in self._storages.values())
