@@ -259,7 +259,7 @@ class RankTier:
     def cut_short(self) -> list[str]:
         """Return which runs, "A" or "B", end within the last step compared, before the other."""
         last = self.steps[-1:]
-        if not last:
+        if not last or not self._lens.is_clear:  # Of other rungs, more events are no longer record.
             return []
         sources = dict(zip("AB", self._sources, strict=True))
         events = {name: source.num_events_of(last[0]) for name, source in sources.items()}

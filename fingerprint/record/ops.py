@@ -7,6 +7,7 @@ distributed tensor, say) is let through to them: what they run on plain tensors 
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ from fpdiff.fingerprint.record.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.sitetable import Point
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _MAX_NUMBERS = 32
 """An op's scalars may come from so many of the numbers last taken out of tensors."""
 
@@ -69,13 +69,20 @@ class OpMode(TorchDispatchMode):
         for kind in types:
             if kind.__module__.startswith("torch._subclasses"):
                 return func(*args, **kwargs)  # A tracer's own tensors have no data.
-            if kind not in _PLAIN:
+            if _has_own_ops(kind):
                 return NotImplemented
         call = ops.before(func, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
             ops.after(call, result)
         return result
+
+
+@cache
+def _has_own_ops(kind: type) -> bool:
+    """Return whether a tensor's class runs operators in a way of its own."""
+    handler = getattr(kind, "__torch_dispatch__", None)
+    return handler not in (None, torch._C._disabled_torch_dispatch_impl)
 
 
 class OpRecorder:

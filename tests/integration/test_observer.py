@@ -22,6 +22,8 @@ MODES = {
     "step": ("--level", "step"),
     "layer": ("--level", "layer"),
     "all": ("--level", "layer", "--stats", "--rehash"),
+    "op": ("--level", "op"),
+    "op, all": ("--level", "op", "--stats", "--rehash"),
 }
 
 
@@ -61,9 +63,10 @@ def test_everything_was_watched(jobs: Jobs, folder: Path, mode: str) -> None:
     assert info["finished"] and "stopped" not in info
 
 
-def test_twins_of_different_care(jobs: Jobs, folder: Path) -> None:
-    assert jobs["layer"] and jobs["all"]
-    verdict = compare_json(folder / "layer", folder / "all")
+@pytest.mark.parametrize("pair", [("layer", "all"), ("layer", "op"), ("op", "op, all")])
+def test_twins_of_different_care(jobs: Jobs, folder: Path, pair: tuple[str, str]) -> None:
+    assert all(jobs[mode] for mode in pair)
+    verdict = compare_json(*(folder / mode for mode in pair))
     assert verdict["verdict"] == "identical", verdict["summary"]
 
 
