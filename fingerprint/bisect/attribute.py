@@ -90,7 +90,25 @@ class Attribution:
             self._receiver(f, sources)
             for f in self._found.values()
             if (sources := [s for s in self._sources[f.rank] if s is not None])
+            and not self._got_back(f.rank, sources)
         ]
+
+    def _got_back(self, rank: int, sources: "list[_Source]") -> bool:
+        """Return whether all that a rank received began on that rank."""
+        if not self._candidates[rank] or any(source.missing for source in sources):
+            return False
+        todo = {sender for source in sources for sender in source.senders}
+        seen = {rank}
+        while todo - seen:
+            sender = (todo - seen).pop()
+            seen.add(sender)
+            if sender not in self._found or self._candidates[sender]:
+                return False
+            own = [source for source in self._sources[sender] if source is not None]
+            if any(source.missing for source in own):
+                return False
+            todo |= {one for source in own for one in source.senders}
+        return True
 
     @cached_property
     def num_origins(self) -> int:

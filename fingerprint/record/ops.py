@@ -245,10 +245,12 @@ class OpRecorder:
             return
         recorder = self.recorder
         writers = recorder.writers
-        if recorder.settings.rehash and view.is_on_host and view.has_memory:
-            self._rehash(call, slot, tensor, view)
         first = FIRST if recorder.between_steps else 0
         sources = writers.sources(view, first)
+        if recorder.settings.rehash and view.is_on_host and view.has_memory:
+            # After the look above, which takes in what a collective has written meanwhile.
+            self._rehash(call, slot, tensor, view)
+            sources = writers.sources(view, first)
         seqs = sources.seqs
         if not sources.known:
             earlier = writers.sources(view).seqs if first else []
