@@ -29,12 +29,22 @@ def build(seed: int) -> GPT:
 
 def make(seed: int) -> Callable[[], None]:
     """Return a function that trains a new model for one step per call."""
-    model = build(seed)
+    return _trainer(build(seed), seed, VOCABULARY, (BATCH, CONTEXT + 1))
+
+
+def make_small(seed: int) -> Callable[[], None]:
+    """Return the same for a model of half a million parameters and a batch of 4 x 32 tokens."""
+    torch.manual_seed(seed)
+    model = GPT(512, context=32, d_model=96, layers=4, heads=4)
+    return _trainer(model, seed, 512, (4, 33))
+
+
+def _trainer(model: GPT, seed: int, vocabulary: int, shape: tuple[int, int]) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     generator = torch.Generator().manual_seed(seed)
 
     def step() -> None:
-        tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=generator)
+        tokens = torch.randint(vocabulary, shape, generator=generator)
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()  # torch has no annotation there.

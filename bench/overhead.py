@@ -1,6 +1,9 @@
-"""What recording costs: one training step with no recorder, at rung step, at rung layer.
+"""What recording costs: one training step with no recorder, and at each rung.
 
-    python bench/overhead.py [--quick]
+    python bench/overhead.py [--quick] [--small] [--debug-mode]
+
+`--small` takes a GPT of half a million parameters, where Python is all. `--debug-mode` adds
+PyTorch's own DebugMode with torch.hash_tensor, over outputs only and over inputs too.
 
 The conditions take turns in one process, on one model, a block of steps each, in an order that
 rotates, so that a machine that slows down or warms up slows all of them. A block's cost is that of
@@ -14,20 +17,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from gpt17 import THREADS, make
+from gpt17 import THREADS, make, make_small
 from rich.console import Console
 from rich.table import Table
+from torch.utils._debug_mode import DebugMode
 
 import fpdiff
 
 NO_RECORDER = "no recorder"
-CONDITIONS = (NO_RECORDER, "step", "layer")
+RUNGS = ("step", "layer", "op")
+DEBUG_MODES = ("DebugMode, outputs", "DebugMode, inputs too")
 ONCE = 2
 """Steps in which a run pays what it pays once."""
 
@@ -45,7 +50,18 @@ class Timings:
 
 def recorder(condition: str, run: Path) -> AbstractContextManager[None]:
     """Return what a block of this condition runs in."""
-    return nullcontext() if condition == NO_RECORDER else fpdiff.record(run, level=condition)
+    if condition in RUNGS:
+        return fpdiff.record(run, level=condition)
+    if condition in DEBUG_MODES:
+        return debug_mode(hash_inputs=condition == DEBUG_MODES[1])
+    return nullcontext()
+
+
+@contextmanager
+def debug_mode(*, hash_inputs: bool) -> Iterator[None]:
+    """Run a block under PyTorch's DebugMode, told to hash tensors."""
+    with DebugMode(), DebugMode.log_tensor_hashes("hash_tensor", hash_inputs=hash_inputs):
+        yield
 
 
 def time_block(condition: str, step: Callable[[], None], steps: int, timings: Timings) -> None:
@@ -63,23 +79,24 @@ def time_block(condition: str, step: Callable[[], None], steps: int, timings: Ti
         timings.first.append(after_first - begin)
         timings.steady.append((end - after_first) / (steps - ONCE))
         timings.steps += steps
-        if condition != NO_RECORDER:
+        if condition in RUNGS:
             record = fpdiff.open_run(run).ranks[0]
             timings.run_bytes += record.size_bytes
             timings.events += record.num_events
 
 
-def measure(rounds: int, steps: int) -> dict[str, Timings]:
+def measure(
+    step: Callable[[], None], conditions: tuple[str, ...], rounds: int, steps: int
+) -> dict[str, Timings]:
     """Return the timings of each condition over `rounds` rounds of blocks of `steps` steps."""
     torch.set_num_threads(THREADS)
-    step = make(seed=0)
-    for condition in CONDITIONS:
+    for condition in conditions:
         # Untimed: imports, the optimizer's state and first allocations would count once only.
         time_block(condition, step, 3, Timings())
-    timings = {condition: Timings() for condition in CONDITIONS}
+    timings = {condition: Timings() for condition in conditions}
     for turn in range(rounds):
-        for place in range(len(CONDITIONS)):
-            condition = CONDITIONS[(turn + place) % len(CONDITIONS)]
+        for place in range(len(conditions)):
+            condition = conditions[(turn + place) % len(conditions)]
             time_block(condition, step, steps, timings[condition])
     return timings
 
@@ -111,10 +128,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="blocks of each condition")
     parser.add_argument("--steps", type=int, default=8, help="steps in a block")
     parser.add_argument("--quick", action="store_true", help="two rounds of three steps")
+    parser.add_argument("--small", action="store_true", help="half a million parameters")
+    parser.add_argument("--debug-mode", action="store_true", help="PyTorch's DebugMode as well")
     args = parser.parse_args()
     rounds, steps = (2, 3) if args.quick else (args.rounds, args.steps)
-    table = table_of(measure(rounds, steps), steps)
-    table.title = f"{rounds} rounds of {steps} steps, {THREADS} threads, torch {torch.__version__}"
+    conditions = (NO_RECORDER, *RUNGS, *(DEBUG_MODES if args.debug_mode else ()))
+    step = (make_small if args.small else make)(seed=0)
+    table = table_of(measure(step, conditions, rounds, steps), steps)
+    size = "0.5 M" if args.small else "17 M"
+    table.title = (
+        f"{size} parameters, {rounds} rounds of {steps} steps, {THREADS} threads,"
+        f" torch {torch.__version__}"
+    )
     # In a pipe rich assumes 80 columns, which would fold the table.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 

@@ -184,7 +184,7 @@ class GradientHooks:
         seq = recorder.emit_tensor(
             Point("backward", "local_gradient", module, "", 0, f"grad.{name}"),
             parameter.grad,
-            trust=False,
+            trust=recorder.ops,  # Else a C++ reducer's writes go unseen.
             follow=False,
             microbatch=self.microbatch,
             reads=reads,

@@ -169,7 +169,7 @@ class CollectiveRecorder:
         digest = ops.digest(tensor, look(tensor))
         if digest is None:
             return source.reads
-        point = call.point._replace(kind="sent", slot=slot)
+        point = call.at("sent", slot)
         return [ops.emit(source, point, digest, tensor, source.reads_of(None))]
 
     def _flight(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> Flight:

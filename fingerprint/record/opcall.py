@@ -33,8 +33,15 @@ class Call:
     written: list[tuple[str, int | None, torch.Tensor]] = field(default_factory=list)
     place: PlainView | None = None
 
+    def at(self, kind: str, slot: str) -> Point:
+        """Return the point of one of the call's events."""
+        phase, _, module, module_class, call, _, op, members = self.point
+        return Point(phase, kind, module, module_class, call, slot, op, members)
+
     def reads_of(self, index: int | None) -> list[int]:
         """Return what the nth element of what it makes has read, in program order."""
-        if index is None or not self.by_element:
+        if not self.by_element:
+            return sorted(set(self.reads)) if len(self.reads) > 1 else self.reads.copy()
+        if index is None:
             return sorted({*self.reads, *(s for own in self.by_element.values() for s in own)})
         return sorted({*self.reads, *self.by_element.get(index, ())})

@@ -36,6 +36,9 @@ from fpdiff.fingerprint.record.sitetable import Point
 _MAX_NUMBERS = 32
 """An op's scalars may come from so many of the numbers last taken out of tensors."""
 
+_MAX_ARGUMENTS = 10_000
+"""So many different arguments of ops are remembered."""
+
 _HOLE = digest_bytes(b"memory that no op has written")
 
 
@@ -93,6 +96,7 @@ class OpRecorder:
         self.recorder = recorder
         self.gradients = gradients
         self._schemas: dict[OpOverload, OpSchema] = {}
+        self._arguments: dict[str, tuple[str, bytes, float | None]] = {}
         self._collectives = CollectiveRecorder(self)
 
     # Around an operator
@@ -140,7 +144,7 @@ class OpRecorder:
         occurrence = self.recorder.count_op(place_of(point, microbatch))
         call = Call(schema, point, microbatch, occurrence)
         if schema.is_view:
-            self._note_place(call, tensors)
+            self._note_place(call, tensors, others)
         else:
             self._read_all(call, tensors)
         if others and schema.shows_arguments and not schema.allocates:
@@ -255,11 +259,11 @@ class OpRecorder:
         if not sources.known:
             earlier = writers.sources(view).seqs if first else []
             if sources.has_hole:
-                point = call.point._replace(kind="uninitialised", slot=slot)
+                point = call.at("uninitialised", slot)
                 seq = self.emit(call, point, _HOLE, tensor, seqs, earlier)
                 writers.put(view, seq, is_hole=True)
             elif (digest := self.digest(tensor, view)) is not None:
-                point = call.point._replace(kind="input", slot=slot)
+                point = call.at("input", slot)
                 seq = self.emit(call, point, digest, tensor, seqs, earlier)
                 writers.put(view, seq, digest)
             else:
@@ -278,14 +282,14 @@ class OpRecorder:
         digest = self.digest(tensor, view)
         if digest is not None:
             reads = recorder.writers.sources(view, FIRST if recorder.between_steps else 0).seqs
-            point = call.point._replace(kind="rewrite", slot=slot)
+            point = call.at("rewrite", slot)
             seq = self.emit(call, point, digest, tensor, reads)
             recorder.writers.put(view, seq, digest)
 
     def arguments(self, call: Call, others: list[tuple[str, Any]]) -> None:
         """Record the arguments that are no tensors: a scalar is data."""
         recorder = self.recorder
-        text = ", ".join(f"{name}={shown(value)}" for name, value in others)
+        slot, digest, value = self._told(others)
         reads = recorder.numbers[-_MAX_NUMBERS:]
         if call.point.phase == "optimizer" and recorder.optimizer_options:
             reads = [*recorder.optimizer_options, *reads]
@@ -294,16 +298,31 @@ class OpRecorder:
         place = call.place
         if place is not None and (chosen := recorder.writers.chosen(place)) is not None:
             reads = [*reads, chosen]
-        numbers = [value for _, value in others if type(value) in (int, float)]
-        value = float(numbers[0]) if len(numbers) == 1 and abs(numbers[0]) < 1 << 53 else None
-        point = call.point._replace(kind="arguments", slot=",".join(name for name, _ in others))
-        digest = digest_bytes(text.encode())
         seq = recorder.emit_op(
-            point, call.occurrence, digest, call.microbatch, reads=reads, value=value
+            call.at("arguments", slot),
+            call.occurrence,
+            digest,
+            call.microbatch,
+            reads=reads,
+            value=value,
         )
         call.reads.append(seq)
         if torch.is_grad_enabled() and not recorder.between_steps:
             recorder.nodes.note_arguments(seq)
+
+    def _told(self, others: list[tuple[str, Any]]) -> tuple[str, bytes, float | None]:
+        """Return slot, digest and the one number of an op's other arguments."""
+        key = repr(others)
+        known = self._arguments.get(key)
+        if known is not None:
+            return known
+        text = ", ".join(f"{name}={shown(value)}" for name, value in others)
+        numbers = [value for _, value in others if type(value) in (int, float)]
+        value = float(numbers[0]) if len(numbers) == 1 and abs(numbers[0]) < 1 << 53 else None
+        told = ",".join(name for name, _ in others), digest_bytes(text.encode()), value
+        if len(self._arguments) < _MAX_ARGUMENTS:
+            self._arguments[key] = told
+        return told
 
     def _draw(self, call: Call, tensors: list[Argument], named: Mapping[str, Any]) -> None:
         """Record the state of the generator that an op is going to draw from."""
@@ -311,7 +330,7 @@ class OpRecorder:
         device = tensors[0][3].device if tensors else named.get("device") or "cpu"
         name, key, digest = generator_of(named.get("generator"), torch.device(device))
         before = recorder.draws.get(key)
-        point = call.point._replace(kind="generator", slot=name)
+        point = call.at("generator", name)
         reads = [] if before is None else [before]
         seq = recorder.emit_op(point, call.occurrence, digest, call.microbatch, reads=reads)
         recorder.draws[key] = seq
@@ -330,7 +349,7 @@ class OpRecorder:
         if digest is None:
             return False
         element = index if call.schema.by_element else None
-        point = call.point._replace(kind=kind, slot=slot)
+        point = call.at(kind, slot)
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
         if view is not None and view.extent_bytes:
             self.recorder.writers.put(view, seq, digest)
@@ -339,7 +358,7 @@ class OpRecorder:
     def _number(self, call: Call, slot: str, value: Any) -> None:
         """Record a number that leaves torch: what the program makes of it is not seen."""
         recorder = self.recorder
-        point = call.point._replace(kind="number", slot=slot)
+        point = call.at("number", slot)
         digest = digest_bytes(shown(value).encode())
         number = float(value) if isinstance(value, (int, float)) else None
         reads = call.reads_of(None)
@@ -362,10 +381,17 @@ class OpRecorder:
 
     # Views
 
-    def _note_place(self, call: Call, tensors: list[Argument]) -> None:
-        view = look(tensors[0][3]) if tensors else None
-        if view is not None and view.extent_bytes:
-            call.place = view
+    def _note_place(
+        self, call: Call, tensors: list[Argument], others: list[tuple[str, Any]]
+    ) -> None:
+        """Note where a view looks from, if an event chose that place or is going to."""
+        tensor = tensors[0][3] if tensors else None
+        if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return
+        chooses = bool(others) and call.schema.shows_arguments
+        if chooses or self.recorder.writers.has_views(tensor.untyped_storage()):
+            view = look(tensor)
+            call.place = view if view is not None and view.extent_bytes else None
 
     def _look_elsewhere(self, call: Call, result: Any) -> None:
         """Note which event chose what part of its storage a new view looks at."""
@@ -396,7 +422,7 @@ class OpRecorder:
     def digest(self, tensor: torch.Tensor, view: PlainView | None) -> bytes | None:
         """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read."""
         try:
-            return self.recorder.cache.digest(tensor, view, trust=False)
+            return self.recorder.cache.digest(tensor, view, trust=False, remember=False)
         except Undigestible as reason:
             self.recorder.blind_spots[str(reason)] += 1
             return None

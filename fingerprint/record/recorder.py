@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fpdiff.fingerprint.digest.cache import DigestCache
+from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process
@@ -419,21 +419,25 @@ class Recorder:
         """
         if view is None:
             view = look(tensor)
-        try:
-            digest = self.cache.digest(tensor, view, trust=trust, remember=remember)
-        except Undigestible as reason:
-            self.blind_spots[str(reason)] += 1
-            return None
-        if self.settings.stats and (row := statistics(tensor)) is not None:
-            self._columns.stats[len(self._columns)] = row
-        number = scalar(tensor) if value else None
         memory, is_known = None, True
+        known: bytes | None = None
         if self.ops and (memory := _memory_of(tensor, view)) is not None:
             sources = self.writers.sources(memory)
             is_known = sources.known
             # At this rung it is known which events a tensor comes from.
             if settled := [seq for seq in sources.seqs if seq < FIRST]:
                 reads, span = settled, 0
+            # A small tensor is digested anew, which shows writes that no op made.
+            if trust and memory.extent_bytes > SMALL_BYTES and not self.settings.rehash:
+                known = self.writers.digest_of(memory)
+        try:
+            digest = known or self.cache.digest(tensor, view, trust=trust, remember=remember)
+        except Undigestible as reason:
+            self.blind_spots[str(reason)] += 1
+            return None
+        if self.settings.stats and (row := statistics(tensor)) is not None:
+            self._columns.stats[len(self._columns)] = row
+        number = scalar(tensor) if value else None
         seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
         if memory is not None and (not is_known or self.writers.contradicts(memory, digest)):
             self.writers.put(memory, seq, digest)

@@ -170,6 +170,19 @@ class Writers:
         memory.holes = _without(memory.holes, *_range(view))
         memory.flights.append(flight)
 
+    def digest_of(self, view: PlainView) -> bytes | None:
+        """Return a tensor's digest, if the last write there was of just this tensor."""
+        memory = self._storages.get(view.storage)
+        if memory is None or not memory.writes or not view.is_row_major:
+            return None
+        last = memory.writes[-1]
+        return last.digest if (last.start, last.end) == _range(view) else None
+
+    def has_views(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether some view of a storage was chosen by an event."""
+        memory = self._storages.get(storage)
+        return memory is not None and bool(memory.views)
+
     def contradicts(self, view: PlainView, digest: bytes) -> bool:
         """Return whether a tensor's digest is not the one that its last write left there."""
         memory = self._storages.get(view.storage)
