@@ -1,4 +1,4 @@
-"""Kinds of divergence from public reports (tests/cases), as far as the layer rung tells them.
+"""Kinds of divergence from public reports (tests/cases), as far as each rung tells them.
 
 cases/check.py runs the same through the command line, in minutes: here each script is a fork of a
 process that has imported torch already, and recorded from code.
@@ -32,6 +32,7 @@ AT_LAYER: dict[str, dict[str, Any]] = {
 HARMLESS = {"24"}  # Only collectives differ, which are not seen yet; all that is seen is equal.
 NEEDS_TWO_CORES = "01"  # And luck: a race of threads that did not happen is no difference.
 
+LEVELS = ("layer", "op")
 OBSERVED = [name for name, spec in sorted(EXPECTED.items()) if "observer" in spec]
 
 
@@ -39,20 +40,23 @@ OBSERVED = [name for name, spec in sorted(EXPECTED.items()) if "observer" in spe
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Record both arms of every case; a job's result is its folder with A, B and their output."""
     jobs, preloaded = Jobs(), Preloaded()
-    for name, spec in sorted(EXPECTED.items()):
-        folder = tmp_path_factory.mktemp(name[:2])
-        jobs.add(name, _run_arms, CASES / name, spec, folder, preloaded)
+    for level in LEVELS:
+        for name, spec in sorted(EXPECTED.items()):
+            folder = tmp_path_factory.mktemp(name[:2])
+            jobs.add(f"{level} {name}", _run_arms, CASES / name, spec, folder, preloaded, level)
     yield jobs
     jobs.close()
     preloaded.close()
 
 
-def _run_arms(script: Path, spec: dict[str, Any], folder: Path, preloaded: Preloaded) -> Path:
+def _run_arms(
+    script: Path, spec: dict[str, Any], folder: Path, preloaded: Preloaded, level: str
+) -> Path:
     run = preloaded.run_ranks if spec.get("launch") == "torchrun2" else preloaded.run
     for arm in "AB":
         env = {"CASE_RUN": arm, "CASE_DIR": folder, **spec.get(f"env_{arm.lower()}", {})}
         options = _options(spec.get(f"record_{arm.lower()}", []))
-        options["path"] = str(folder / arm)
+        options |= {"path": str(folder / arm), "level": level}
         run(script, env=env, record=options, output=folder / f"{arm}.txt")
         if arm in spec.get("observer", ""):
             run(script, env=env, output=folder / f"unrecorded {arm}.txt")
@@ -71,7 +75,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_case(jobs: Jobs, name: str) -> None:
-    folder, number = jobs[name], name[:2]
+    folder, number = jobs[f"layer {name}"], name[:2]
     verdict = fpdiff.compare(folder / "A", folder / "B").to_dict()
     if number in HARMLESS:
         assert verdict["verdict"] == "identical"
@@ -84,9 +88,18 @@ def test_case(jobs: Jobs, name: str) -> None:
         assert origin["op"] is None
 
 
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_case_by_its_operator(jobs: Jobs, name: str) -> None:
+    folder = jobs[f"op {name}"]
+    verdict = fpdiff.compare(folder / "A", folder / "B").to_dict()
+    if name[:2] != NEEDS_TWO_CORES or verdict["verdict"] != "identical":
+        _check_in_full(verdict, EXPECTED[name], ops=True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", OBSERVED)
-def test_case_unchanged_by_the_observer(jobs: Jobs, name: str) -> None:
-    folder = jobs[name]
+def test_case_unchanged_by_the_observer(jobs: Jobs, name: str, level: str) -> None:
+    folder = jobs[f"{level} {name}"]
     for arm in EXPECTED[name]["observer"]:
         recorded, bare = (folder / f"{how}{arm}.txt" for how in ("", "unrecorded "))
         assert parameters(recorded.read_text()) == parameters(bare.read_text())
@@ -98,25 +111,28 @@ def test_every_case_has_an_answer() -> None:
     assert {name[:2] for name in scripts} == IN_FULL | AT_LAYER.keys() | HARMLESS
 
 
-def _check_in_full(verdict: dict[str, Any], spec: dict[str, Any]) -> None:
+def _check_in_full(verdict: dict[str, Any], spec: dict[str, Any], *, ops: bool = False) -> None:
     expected = spec["expect"]
     assert verdict["verdict"] == expected["verdict"]
     origins = verdict["origins"]
     if "origin" in expected:
         first = origins[: expected.get("within", 1)]
-        assert any(_matches(expected["origin"], origin) for origin in first), first
+        assert any(_matches(expected["origin"], origin, ops=ops) for origin in first), first
     for other in expected.get("also", []):
-        assert any(_matches(other, origin) for origin in origins), origins
+        assert any(_matches(other, origin, ops=ops) for origin in origins), origins
     for name, step in expected.get("effects", {}).items():
         assert verdict["effects"][name] == step
 
 
-def _matches(expected: dict[str, Any], origin: dict[str, Any]) -> bool:
+def _matches(expected: dict[str, Any], origin: dict[str, Any], *, ops: bool) -> bool:
     text = json.dumps(origin)
     for field, value in expected.items():
         if field == "names":
             if not all(name in text for name in value):
                 return False
-        elif field != "op" and origin[field] not in (value if isinstance(value, list) else [value]):
+        elif field == "op":
+            if ops and value not in (origin["op"] or ""):
+                return False
+        elif origin[field] not in (value if isinstance(value, list) else [value]):
             return False
     return True
