@@ -173,7 +173,7 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
     Not even through one another; ops of both sides of a structural difference alike. Any later
     scalar may come from a number that the program took out of a tensor: one that only one run
     took explains nothing. What an op of both runs made otherwise from equal things is no idle
-    matter, whoever read it.
+    matter, whoever read it; garbage is.
     """
     idle: Flags = mismatched & aligned.having(is_outside)
     if not idle.any():
@@ -190,7 +190,7 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
         reached[producer[found]] = True
         idle[producer[found]] = False
     made = idle & aligned.paired & aligned.having(is_kind("result", "written"))
-    made &= ~_read_by(aligned, mismatched)
+    made &= ~_read_by(aligned, mismatched | aligned.having(is_kind("uninitialised")))
     while (found := made[producer] & idle[event] & ~made[event]).any():
         made[event[found]] = True
     return idle & ~made

@@ -386,7 +386,9 @@ class OpRecorder:
     ) -> None:
         """Note where a view looks from, if an event chose that place or is going to."""
         tensor = tensors[0][3] if tensors else None
-        if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if tensor is None or tensor.layout is not torch.strided:
+            return
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return
         chooses = bool(others) and call.schema.shows_arguments
         if chooses or self.recorder.writers.has_views(tensor.untyped_storage()):

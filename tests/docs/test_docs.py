@@ -46,6 +46,7 @@ NOT_EXECUTED = {
         "$ srun --ntasks-per-node 8 fpdiff record --out runs/a -- python train.py",
         "$ mpirun -np 16 fpdiff record --out runs/a -- python train.py",
     ],
+    "docs/how-to/find-the-operator.md": ["$ fpdiff compare runs/a runs/b"],
     "docs/explanation/overhead.md": ["$ python bench/overhead.py --quick"],
 }
 LANGUAGES = {"console", "json", "python", "text"}
