@@ -5,7 +5,7 @@ it is recorded when the program first reads it, which a correct program does aft
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,13 +42,11 @@ class Exchange:
         group: the ranks, as `0,1,4`; of a send and its receive `0>1`.
         gives: names of the arguments whose bytes others get.
         gets: names of the arguments that are written.
-        told: what else decides the result, by name.
     """
 
     group: str
     gives: frozenset[str]
     gets: frozenset[str]
-    told: list[tuple[str, Any]] = field(default_factory=list)
 
 
 def exchange(schema: OpSchema, named: Mapping[str, Any], rank: int) -> Exchange | None:
@@ -76,8 +74,7 @@ def exchange(schema: OpSchema, named: Mapping[str, Any], rank: int) -> Exchange 
         gives, gets = (gives, frozenset()) if peer == "dst" else (frozenset(), gets)
     if name == "c10d.recv_any_source_":
         gives = frozenset()
-    told = [("reduce_op", str(_operation(named)))] if "reduce_op" in named else []
-    return Exchange(group, gives, gets, told)
+    return Exchange(group, gives, gets)
 
 
 class CollectiveRecorder:
@@ -135,7 +132,9 @@ class CollectiveRecorder:
             if name in meeting.gets:
                 call.written.append((slot, None, tensor))
         call.reads = given
-        told = [(n, v) for n, v in others if n not in _ADDRESSES] + meeting.told
+        told = [(n, v) for n, v in others if n not in _ADDRESSES]
+        if isinstance(reduction := args.get("reduce_op"), torch.ScriptObject):
+            told.append(("reduce_op", reduction.op()))  # type: ignore[attr-defined]
         if told:
             ops.arguments(call, told)
         return call
@@ -207,8 +206,3 @@ def _ranks(named: Mapping[str, Any]) -> list[int] | None:
         group = world._resolve_process_group(group.group_name)
         known = world._world.pg_group_ranks[group]
     return [r for r, _ in sorted(known.items(), key=lambda item: item[1])]
-
-
-def _operation(named: Mapping[str, Any]) -> Any:
-    operation = named["reduce_op"]
-    return operation if isinstance(operation, str) else ""

@@ -23,6 +23,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         ("twin", "", {"rehash": True}),
         ("both", "both", {}),
         ("branch", "branch", {}),
+        ("minimum", "minimum", {}),
         ("alone", "", {"ranks": "1"}),
     ):
         jobs.add(
@@ -54,6 +55,20 @@ def test_two_origins_on_two_ranks_are_both_named(jobs: Jobs, folder: Path) -> No
     verdict = verdict_on(jobs, folder, "both")
     found = [(o["rank"], o["step"], o["phase"], o["op"], o["class"]) for o in verdict["origins"]]
     assert found == [(rank, 2, "forward", "aten.mul.Tensor", "arguments") for rank in (0, 1)]
+
+
+def test_another_reduction_is_another_argument(jobs: Jobs, folder: Path) -> None:
+    for job in ("a", "minimum"):
+        jobs[job]
+    told = []
+    for name in ("a", "minimum"):
+        record = fpdiff.open_run(folder / name).ranks[0]
+        sites = {row["site"]: row for row in record.sites().to_pylist()}
+        events = [(sites[e["site"]], e) for e in record.events(1).to_pylist()]
+        told.append(
+            [e["value"] for s, e in events if "reduce_op" in s["slot"] and s["phase"] == "other"]
+        )
+    assert told[0] != told[1] and len(told[0]) == len(told[1]) == 2
 
 
 def test_a_branch_on_one_rank_is_structure_there_and_received_elsewhere(

@@ -260,8 +260,6 @@ def test_an_extra_draw_that_shuffles_otherwise_is_the_cause(tmp_path: Path) -> N
         with fpdiff.record(tmp_path / arm, level="op"):
             for step in range(3):
                 if (arm, step) == ("B", 1):
-                    with torch.random.fork_rng():
-                        pass
                     torch.set_rng_state(torch.Generator().manual_seed(4).get_state())
                 order = torch.randperm(12)
                 loss = model(rows[order][:4]).square().mean()
