@@ -55,6 +55,14 @@ class Aligned:
         """Return the row of each of A's events, and of each of B's."""
         return _inverse(self.index_a, len(self.a)), _inverse(self.index_b, len(self.b))
 
+    @cached_property
+    def edges(self) -> tuple[Ints, Ints]:
+        """Return (row of the producer, row of the reader) of each edge, of both arms."""
+        sides = ((self.a, self.rows[0]), (self.b, self.rows[1]))
+        found = [(rows[p], rows[e]) for arm, rows in sides for e, p in (arm.edges,)]
+        source, target = (np.concatenate(part) for part in zip(*found, strict=True))
+        return source, target
+
     def having(self, test: Callable[[Site], bool]) -> Flags:
         """Return for each row whether its site passes a test."""
         result: Flags = np.zeros(len(self), bool)

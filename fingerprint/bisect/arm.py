@@ -110,7 +110,7 @@ class Arm:
 
     def direct(self, index: int) -> Ints:
         """Return the indices of the events that an event names as its inputs, in order."""
-        event, producer = self._edges
+        event, producer = self.edges
         first, end = np.searchsorted(event, [index, index + 1])
         result: Ints = np.unique(producer[first:end])
         return result
@@ -124,15 +124,11 @@ class Arm:
 
     def read_any(self, flags: Flags) -> Flags:
         """Return for each event whether it read an event that is flagged."""
-        event, producer = self._edges
+        event, producer = self.edges
         before = np.concatenate([[0], np.cumsum(flags)])
         result: Flags = before[np.arange(len(self))] > before[self._span_start]
         result[event[flags[producer]]] = True
         return result
-
-    def edges(self) -> tuple[Ints, Ints]:
-        """Return (event, producer) as indices, of the events that name their inputs."""
-        return self._edges
 
     @cached_property
     def _inputs(self) -> tuple[Ints, Ints]:
@@ -143,7 +139,7 @@ class Arm:
         return event, self.seq[event] - np.asarray(inputs.flatten(), np.int64)
 
     @cached_property
-    def _edges(self) -> tuple[Ints, Ints]:
+    def edges(self) -> tuple[Ints, Ints]:
         """Return (event, producer) as indices; what the lens hides or another step has is left."""
         event, wanted = self._inputs
         found = np.isin(wanted, self.seq)

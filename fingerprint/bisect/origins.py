@@ -179,9 +179,7 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
     if not idle.any():
         return idle
     reached: Flags = mismatched & ~idle
-    arms = ((aligned.a, aligned.rows[0]), (aligned.b, aligned.rows[1]))
-    edges = [(rows[e], rows[p]) for arm, rows in arms for e, p in (arm.edges(),)]
-    event, producer = (np.concatenate(part) for part in zip(*edges, strict=True))
+    producer, event = aligned.edges
     one_sided_number = ~aligned.paired & aligned.having(is_kind("number"))
     among = idle[producer] & mismatched[event]
     event, producer = event[among], producer[among]

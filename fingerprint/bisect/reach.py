@@ -58,9 +58,7 @@ class Consequences:
 
 def _edges(aligned: Aligned, mismatched: Flags) -> tuple[Ints, Ints]:
     """Return (producer, reader) for each edge among mismatched rows, of both arms."""
-    sides = ((aligned.a, aligned.rows[0]), (aligned.b, aligned.rows[1]))
-    found = [(rows[p], rows[e]) for arm, rows in sides for e, p in (arm.edges(),)]
-    source, target = (np.concatenate(part) for part in zip(*found, strict=True))
+    source, target = aligned.edges
     keep = mismatched[source] & mismatched[target]
     return source[keep], target[keep]
 

@@ -89,14 +89,16 @@ class CollectiveRecorder:
         schema: OpSchema,
         tensors: list[Argument],
         others: list[tuple[str, Any]],
-        args: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> tuple[bool, Call | None]:
         """Take an op that is part of a collective; return whether it is one, and its call."""
         if schema.waits:
             nowhere = Point("other", "", "", "", 0, "", schema.name)
             return True, Call(schema, nowhere, 0, 0, written=[("", None, tensors[0][3])])
         if schema.is_collective:
-            return True, self._launch(schema, tensors, others, args)
+            named = dict(zip(schema.arguments, args, strict=False)) | dict(kwargs)
+            return True, self._launch(schema, tensors, others, named)
         return self._is_landing(tensors), None
 
     def after(self, call: Call, result: Any) -> None:

@@ -133,8 +133,7 @@ class OpRecorder:
         if any(tensor.is_meta for _, _, _, tensor in tensors):
             return None  # A tracer at work on shapes.
         if schema.is_collective or schema.waits or schema.name == "aten.copy_.default":
-            named = dict(zip(schema.arguments, args, strict=False)) | dict(kwargs)
-            taken, call = self._collectives.before(schema, tensors, others, named)
+            taken, call = self._collectives.before(schema, tensors, others, args, kwargs)
             if taken:
                 return call
         point, microbatch = self._point(schema, tensors)
