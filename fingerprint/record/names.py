@@ -34,6 +34,10 @@ class Names:
         """Return the roots that are alive, in the order in which they were met."""
         return [root for ref in self._roots if (root := ref()) is not None]
 
+    def num_met(self) -> int:
+        """Return how many roots have been met, those that are gone included."""
+        return len(self._roots)
+
     def root_of(self, module: nn.Module) -> nn.Module | None:
         """Return the root below which a module was named first, None if that is gone."""
         ref: weakref.ref[nn.Module] | None = self._root_of.get(module)

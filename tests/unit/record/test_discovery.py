@@ -1,4 +1,5 @@
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -85,6 +86,25 @@ def test_looks_become_rare() -> None:
         if len(in_use(discovery)) > before:
             found_at.append(number)
     assert found_at == [1, 2, 10]
+
+
+def test_the_collector_runs_only_where_a_look_shows_something_new() -> None:
+    model = nn.Linear(1, 1)
+    discovery, names = look(model)
+    unreachable: list[Any] = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1)]
+    unreachable.append(unreachable)
+    gone = weakref.ref(unreachable[0])
+    del unreachable
+    gc.disable()
+    try:
+        discovery.look(names)
+        assert gone() is None and in_use(discovery) == []
+        collections = sum(generation["collections"] for generation in gc.get_stats())
+        for _ in range(8):
+            discovery.look(names)
+        assert sum(generation["collections"] for generation in gc.get_stats()) == collections
+    finally:
+        gc.enable()
 
 
 class Forwards(torch.optim.Optimizer):
