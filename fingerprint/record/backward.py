@@ -7,13 +7,13 @@ that level, else the module whose own code used it.
 """
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fpdiff.fingerprint.digest.host import look
+from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.names import below
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
@@ -32,7 +32,7 @@ class GradientHooks:
         self.microbatch = 0
         self.makes_graph = False
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._followed: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._followed: IdentityTable[bool] = IdentityTable()
 
     # The engine
 
@@ -156,12 +156,10 @@ class GradientHooks:
         """Listen on every trainable parameter of the known roots; once each."""
         for root in self.recorder.names.roots():
             for parameter in root.parameters():
-                key = id(parameter)
-                known = self._followed.get(key)
                 if not parameter.requires_grad or not parameter.is_leaf:
                     continue
-                if known is None or known() is not parameter:
-                    self._followed[key] = weakref.ref(parameter)
+                if parameter not in self._followed:
+                    self._followed.put(parameter, True)
                     self.handles.append(
                         parameter.register_post_accumulate_grad_hook(self.accumulated)
                     )

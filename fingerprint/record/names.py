@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
+
+from fpdiff.fingerprint.record.identity import IdentityTable
 
 _COMPILED = "_orig_mod"
 _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -22,10 +23,9 @@ class Names:
 
     def __init__(self) -> None:
         """Start with no root known."""
-        # By identity: a module may define an equality of its own.
-        self._paths = WeakIdKeyDictionary(ref_type=WeakIdRef)
-        self._wrappers = WeakIdKeyDictionary(ref_type=WeakIdRef)
-        self._root_of = WeakIdKeyDictionary(ref_type=WeakIdRef)
+        self._paths: IdentityTable[str] = IdentityTable()
+        self._wrappers: IdentityTable[bool] = IdentityTable()
+        self._root_of: IdentityTable[weakref.ref[nn.Module]] = IdentityTable()
         self._roots: list[weakref.ref[nn.Module]] = []
         self._labels: Counter[str] = Counter()
         self._has_main = False
@@ -40,7 +40,7 @@ class Names:
 
     def root_of(self, module: nn.Module) -> nn.Module | None:
         """Return the root below which a module was named first, None if that is gone."""
-        ref: weakref.ref[nn.Module] | None = self._root_of.get(module)
+        ref = self._root_of.get(module)
         return None if ref is None else ref()
 
     def has_main(self) -> bool:
@@ -62,13 +62,14 @@ class Names:
 
     def path(self, module: nn.Module, parent: str) -> str:
         """Return a module's path; one added since its root was named is looked for anew."""
-        path: str | None = self._paths.get(module)
+        path = self._paths.get(module)
         if path is None:
             for root in self.roots():
-                self._name_tree(root, self._paths.get(root, ""))
+                self._name_tree(root, self._paths.get(root) or "")
             path = self._paths.get(module)
         if path is None:  # Made on the fly: no root's tree holds it.
-            path = self._paths[module] = join(parent, f"~{type(module).__name__}")
+            path = join(parent, f"~{type(module).__name__}")
+            self._paths.put(module, path)
         return path
 
     def is_wrapper(self, module: nn.Module) -> bool:
@@ -103,12 +104,12 @@ class Names:
                 continue
             seen.add(id(module))
             if self.root_of(module) is None:
-                self._root_of[module] = weakref.ref(root)
+                self._root_of.put(module, weakref.ref(root))
             wrapped = _wrapped(module)
             if wrapped is not None:
-                self._wrappers[module] = True
-            if wrapped is None or is_compiled(module):
-                self._paths.setdefault(module, path)
+                self._wrappers.put(module, True)
+            if (wrapped is None or is_compiled(module)) and module not in self._paths:
+                self._paths.put(module, path)
             children = [(c, n) for n, c in module._modules.items() if c is not None]
             # Reversed, since the last one pushed is named first: a shared module gets the first
             # of its names, as in `named_modules`.

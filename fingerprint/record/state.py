@@ -7,7 +7,6 @@ complete. A tensor that nothing has written since is not digested again.
 """
 
 import json
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from fpdiff.fingerprint.digest.host import digest_bytes
 from fpdiff.fingerprint.record import generators
 from fpdiff.fingerprint.record.containers import tensors_in
 from fpdiff.fingerprint.record.discovery import Discovery
+from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.sitetable import Point
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class StateRecorder:
         self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._option_seqs: dict[int, list[int]] = {}  # by number of the optimizer
-        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], str, str]] = {}
+        self._owners: IdentityTable[tuple[str, str]] = IdentityTable()
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
-        self._called: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
         self._last_step = -1
         self._in_use_since = 0
-        self._places: dict[int, tuple[weakref.ref[torch.Tensor], tuple[str, str, str]]] = {}
+        self._places: IdentityTable[tuple[str, str, str]] = IdentityTable()
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -72,12 +72,11 @@ class StateRecorder:
         A root that was not called in the step before begins something new: what was in use until
         then no longer is.
         """
-        known = self._called.get(id(root))
-        before = known[1] if known is not None and known[0]() is root else None
+        before = self._called.get(root)
         if step != self._last_step:
             self._last_step = step
             self._in_use_since = step if before is None or before < step - 1 else step - 1
-        self._called[id(root)] = (weakref.ref(root), step)
+        self._called.put(root, step)
 
     def _roots_in_use(self) -> list[nn.Module]:
         """Return the roots in use at the start of the step, and copies never called.
@@ -87,8 +86,8 @@ class StateRecorder:
         """
         roots = []
         for root in self.recorder.names.roots():
-            known = self._called.get(id(root))
-            if known is None or known[0]() is not root or known[1] >= self._in_use_since:
+            known = self._called.get(root)
+            if known is None or known >= self._in_use_since:
                 roots.append(root)
         return roots
 
@@ -135,37 +134,33 @@ class StateRecorder:
             self._scaler(index, scaler)
 
     def _parameter(self, path: str, kind: str, name: str, parameter: torch.Tensor) -> list[int]:
-        key = id(parameter)
-        owner = self._owners.get(key)
-        if owner is None or owner[0]() is not parameter:
-            self._owners[key] = (weakref.ref(parameter), path, name)
-        elif owner[1:] != (path, name):  # Tied: recorded under its first name.
-            known = self.parameter_seqs.get(key)
+        owner = self._owners.get(parameter)
+        if owner is None:
+            self._owners.put(parameter, (path, name))
+        elif owner != (path, name):  # Tied: recorded under its first name.
+            known = self.parameter_seqs.get(id(parameter))
             return [] if known is None else [known]
         point = Point("init", "parameter", path, kind, 0, name)
         seq = self.recorder.emit_tensor(point, parameter)
         if seq is None:
             return []
-        self.parameter_seqs[key] = seq
+        self.parameter_seqs[id(parameter)] = seq
         return [seq]
 
     def owner(self, parameter: torch.Tensor) -> tuple[str, str] | None:
         """Return (module path, name) of a parameter of a known module, or None."""
-        owner = self._owners.get(id(parameter))
-        return owner[1:] if owner is not None and owner[0]() is parameter else None
+        return self._owners.get(parameter)
 
     def where(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
     ) -> tuple[str, str, str]:
         """Return (kind, module path, slot) of a parameter, or of an optimizer's own tensor."""
-        key = id(parameter)
-        known = self._places.get(key)
-        # A parameter that died within the step may have left its id to this one.
-        if known is None or known[0]() is not parameter:
+        place = self._places.get(parameter)
+        if place is None:
             owner = self.owner(parameter)
             place = ("parameter", *owner) if owner else self._master(optimizer, parameter)
-            known = self._places[key] = (weakref.ref(parameter), place)
-        return known[1]
+            self._places.put(parameter, place)
+        return place
 
     def _master(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
