@@ -4,7 +4,7 @@ State counts from the start of a step, but an optimizer shows itself by a hook o
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
 looked for among the objects that Python's collector knows, at the start of the first, second,
 tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone is
-loaded, and 0.1 s more to run the collector where something new is found.
+loaded, and as much again, and the collector's 0.1 s, where something new is found.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.names import Names
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Discovery:
         self._stepped: dict[int, int] = {}  # by number of the optimizer, in which step
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
         self._looks = 0
-        self._seen: dict[int, weakref.ref[Any]] = {}  # what the looks have found, by id
+        self._seen: IdentityTable[bool] = IdentityTable()
         self._num_roots = 0
 
     def optimizers(self, since: int) -> list[tuple[int, torch.optim.Optimizer]]:
@@ -69,12 +70,15 @@ class Discovery:
         self._looks += 1
         if self._looks not in _LOOKS:
             return
-        if not self._is_settled(names):
+        found = _sought_objects()
+        if not self._has_seen(found) or names.num_met() != self._num_roots:
             # What is no longer reachable but not yet collected is there in one run and gone in
             # another.
+            del found
             gc.collect()
-        found = _sought_objects()
-        self._seen = {id(one): weakref.ref(one) for one in found}
+            found = _sought_objects()
+        for one in found:
+            self._seen.put(one, True)
         self._num_roots = names.num_met()
         modules: list[nn.Module] = _instances(found, nn.Module)
         every: list[torch.optim.Optimizer] = _instances(found, torch.optim.Optimizer)
@@ -86,14 +90,9 @@ class Discovery:
         _add(self._optimizers, sorted(optimizers, key=lambda o: _first_parameter(o, order)))
         _add(self._scalers, _instances(found, torch.amp.GradScaler))
 
-    def _is_settled(self, names: Names) -> bool:
-        """Return whether a look would show nothing that the last one did not."""
-        seen = (self._seen.get(id(one), _nothing)() is one for one in _sought_objects())
-        return names.num_met() == self._num_roots and all(seen)
-
-
-def _nothing() -> None:
-    return None
+    def _has_seen(self, found: list[Any]) -> bool:
+        """Return whether the last look found all of these."""
+        return all(one in self._seen for one in found)
 
 
 def _sought_objects() -> list[Any]:
