@@ -114,9 +114,14 @@ class Writers:
         start, end = _range(view)
         if memory.flights:
             self._land(memory, view.storage, start, end)
+        writes = memory.writes
+        if len(writes) == 1 and not memory.views and not memory.holes:  # As it mostly is.
+            (write,) = writes
+            if write.start <= start and end <= write.end and write.seq >= first:
+                return Sources([write.seq], True, False)
         seqs = []
         gaps = [(start, end)]
-        for write in memory.writes:
+        for write in writes:
             if write.start < end and start < write.end and write.seq >= first:
                 seqs.append(write.seq)
                 gaps = _without(gaps, write.start, write.end)
