@@ -110,6 +110,8 @@ def _origin(origin: Origin, before: Origin | None) -> RenderableType:
     ]
     if origin.count > 1:
         rows.append(("", f"and {_count(origin.count - 1, 'event')} right after it likewise"))
+    if origin.source:
+        rows.append(("line", origin.source))
     rows.append(("class", _class_of(origin)))
     rows += [(name, _side(side)) for name, side in (("A", origin.a), ("B", origin.b))]
     if origin.num_inputs:

@@ -20,10 +20,11 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the format; files of a newer one are refused, older ones are read.
 
-Version 2 added `members` to SITES, and the kinds of events that operators leave.
+Version 2 added `members` to SITES, and the kinds of events that operators leave; version 3 added
+`source`.
 """
 
 VERSION_KEY: Final = "fpdiff.schema"
@@ -100,6 +101,7 @@ SITES: Final = _schema(
     pa.field("members", pa.string(), nullable=True),  # ranks that a collective is among: 0,1,4
     pa.field("dtype", pa.string(), nullable=False),  # torch's name without "torch."; "" if none
     pa.field("shape", pa.list_(pa.int64()), nullable=False),
+    pa.field("source", pa.string(), nullable=True),  # file:line of the program, if one was running
 )
 
 EVENTS: Final = _schema(
@@ -131,7 +133,7 @@ STEPS: Final = _schema(
 
 TABLES: Final = {"sites": SITES, "events": EVENTS, "steps": STEPS}
 
-ADDED: Final = {("sites", "members"): 2}
+ADDED: Final = {("sites", "members"): 2, ("sites", "source"): 3}
 """Columns that older files lack, with the version that added them; there they are null."""
 
 

@@ -31,6 +31,7 @@ class Event:
     members: str | None
     dtype: str
     shape: tuple[int, ...]
+    source: str | None
     digest: bytes
     inputs: tuple[int, ...]
     span: int

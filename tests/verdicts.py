@@ -19,6 +19,7 @@ def origin(**changes: Any) -> Origin:
         "module_class": "Sequential",
         "call": 0,
         "op": None,
+        "source": None if changes.get("phase") == "init" else "train.py:34",
         "occurrence": 0,
         "kind": "output",
         "slot": "out.0",

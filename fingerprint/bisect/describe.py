@@ -79,6 +79,7 @@ class Describer:
             module_class=site["module_class"],
             call=site["call"],
             op=site["op"],
+            source=site["source"],
             occurrence=site["occurrence"],
             kind=site["kind"],
             slot=site["slot"],

@@ -57,6 +57,7 @@ class Origin:
         module_class: its class.
         call: nth call of the module in that microbatch.
         op: operator, None at rungs that record none.
+        source: `file:line` of the program that was running, None where that says nothing.
         occurrence: nth time at this point of the call.
         kind: what the digest is of, see docs/reference/schema.md.
         slot: which tensor.
@@ -86,6 +87,7 @@ class Origin:
     module_class: str
     call: int
     op: str | None
+    source: str | None
     occurrence: int
     kind: str
     slot: str

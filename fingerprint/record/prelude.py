@@ -37,6 +37,7 @@ class OpEvent:
     reads: list[int]
     earlier: list[int]
     value: float | None
+    source: str
 
 
 class Prelude:

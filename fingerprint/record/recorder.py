@@ -26,6 +26,7 @@ from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, 
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.source import running_line
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.steprow import StepRow
 from fpdiff.fingerprint.record.warning import warn
@@ -77,6 +78,7 @@ class Recorder:
         self.calls_read: dict[tuple[str, int], list[int]] = {}  # by (module, microbatch)
         self.gradient_seqs: dict[int, int] = {}  # by id of the parameter
         self._prelude = Prelude()
+        self._met_between_steps: set[tuple[Point, int]] = set()
         self._op_counts: Counter[OpPlace] = Counter()
         self._explicit_steps = False
         self._has_stepped = False
@@ -232,6 +234,7 @@ class Recorder:
             reads,
             value=event.value,
             occurrence=occurrence,
+            source=event.source,
         )
 
     def _settle(self, shift: int, *, keep: bool = False) -> None:
@@ -360,6 +363,7 @@ class Recorder:
         span: int = 0,
         value: float | None = None,
         occurrence: int | None = None,
+        source: str | None = None,
     ) -> int:
         """Append one event to the open step and return its seq.
 
@@ -372,6 +376,7 @@ class Recorder:
             span: it also read so many events just before it.
             value: the number itself, for scalars.
             occurrence: nth event of this point in the step; counted if not given.
+            source: see `SiteTable.number`.
         """
         if microbatch is None:
             microbatch = self.microbatch
@@ -380,7 +385,7 @@ class Recorder:
             again = (point, microbatch)
             occurrence = occurrences.get(again, 0)
             occurrences[again] = occurrence + 1
-        site = self._sites.number((point, occurrence, dtype, shape))
+        site = self._sites.number((point, occurrence, dtype, shape), source)
         columns = self._columns
         if value is not None:
             columns.values[len(columns)] = value
@@ -478,9 +483,15 @@ class Recorder:
         if self.between_steps:
             kept = [seq for seq in reads if seq >= FIRST]
             earlier = [*(earlier or ()), *(seq for seq in reads if seq < FIRST)]
-            return self._prelude.add(
-                OpEvent(point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value)
+            again = (point, occurrence)
+            source = ""
+            if again not in self._met_between_steps:
+                self._met_between_steps.add(again)
+                source = running_line() or ""
+            event = OpEvent(
+                point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value, source
             )
+            return self._prelude.add(event)
         return self.emit(
             point, digest, microbatch, dtype, shape, reads, value=value, occurrence=occurrence
         )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fpdiff.fingerprint.digest.host import digest_bytes
+from fpdiff.fingerprint.record.source import running_line
 from fpdiff.store.schema import GROUPS, PHASES
 
 
@@ -32,6 +33,10 @@ class Point(NamedTuple):
 SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
 """(point, occurrence, dtype, shape)."""
 
+_NOT_STRUCTURE = ("site", "module_class", "source")
+_WITHOUT_SOURCE = ("init", "backward")
+"""Phases in which the line that runs is only that of the call which led to it all."""
+
 _GROUP_OF_KIND = {"parameter": "parameters", "loss": "loss"}
 
 
@@ -45,15 +50,23 @@ class SiteTable:
         self._descriptions = bytearray()
         self._masks = array("i")
 
-    def number(self, key: SiteKey) -> int:
-        """Return the number of a site, adding it if it is new."""
+    def number(self, key: SiteKey, source: str | None = None) -> int:
+        """Return the number of a site, adding it if it is new.
+
+        Args:
+            key: of the site.
+            source: the line of the program where it is, "" where that is not known; by default
+                the one that is running.
+        """
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._numbers)
-            self._add(number, key)
+            if source is None and key[0].phase not in _WITHOUT_SOURCE:
+                source = running_line()
+            self._add(number, key, source or None)
         return number
 
-    def _add(self, number: int, key: SiteKey) -> None:
+    def _add(self, number: int, key: SiteKey, source: str | None) -> None:
         point, occurrence, dtype, shape = key
         phase, kind, module, module_class, call, slot, op, members = point
         row = {
@@ -69,9 +82,10 @@ class SiteTable:
             "members": members,
             "dtype": str(dtype).removeprefix("torch."),
             "shape": list(shape),
+            "source": source,
         }
         self._add_row(row)
-        described = {k: v for k, v in row.items() if k not in ("site", "module_class")}
+        described = {k: v for k, v in row.items() if k not in _NOT_STRUCTURE}
         self._descriptions += digest_bytes(json.dumps(described, sort_keys=True).encode())
         self._masks.append(_group_mask(point))
 

@@ -44,6 +44,24 @@ def reads(events: Events, event: Event) -> list[tuple[str, str | None, str]]:
     return [(e.kind, e.op, e.slot) for e in events.read_by(event)]
 
 
+def line_of(event: Event) -> int:
+    """Return the line of an event that this file's code led to."""
+    assert event.source is not None and Path(__file__).name in event.source
+    return int(event.source.rpartition(":")[2])
+
+
+def test_an_op_has_the_line_that_ran_it(tmp_path: Path) -> None:
+    def body(self: Body, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        return F.relu(y)
+
+    events = run(tmp_path, body)
+    start = body.__code__.co_firstlineno
+    lines = [line_of(ops(events, name, phase="forward")[0]) - start for name in ("mul", "relu")]
+    assert lines == [1, 2]
+    assert {e.source for e in events if e.phase in ("init", "backward")} == {None}
+
+
 def test_an_op_reads_what_made_its_inputs(tmp_path: Path) -> None:
     with recorded(tmp_path / "run", level="op") as events:
         train(mlp(), steps=1)
@@ -333,6 +351,8 @@ def test_ops_between_two_optimizers_belong_to_their_step(tmp_path: Path) -> None
             second.step()
     halved = [e for e in ops(events, "mul_", kind="written") if e.phase == "other"]
     assert [e.step for e in halved] == [0, 1]
+    start = test_ops_between_two_optimizers_belong_to_their_step.__code__.co_firstlineno
+    assert {line_of(e) - start for e in halved} == {10}
     for event in halved:
         seen = events.one(kind="reduced_gradient", step=event.step, module="2", slot="grad.weight")
         assert seen.inputs == (event.seq,)

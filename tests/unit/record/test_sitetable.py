@@ -24,7 +24,7 @@ def test_sites_are_numbered_in_the_order_of_their_first_event() -> None:
 
 def test_a_row_describes_its_point() -> None:
     sites, rows = table()
-    sites.number((OUTPUT, 3, torch.bfloat16, torch.Size([2, 5])))
+    sites.number((OUTPUT, 3, torch.bfloat16, torch.Size([2, 5])), "train.py:34")
     assert rows == [
         {
             "site": 0,
@@ -39,6 +39,7 @@ def test_a_row_describes_its_point() -> None:
             "members": None,
             "dtype": "bfloat16",
             "shape": [2, 5],
+            "source": "train.py:34",
         }
     ]
 

@@ -92,7 +92,7 @@ def test_bad_metadata(tmp_path: Path, metadata: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "reason"),
-    [({"fpdiff.schema": "3"}, "newer fpdiff"), ({}, "not an fpdiff journal")],
+    [({"fpdiff.schema": "99"}, "newer fpdiff"), ({}, "not an fpdiff journal")],
 )
 def test_foreign_journals(tmp_path: Path, metadata: Any, reason: str) -> None:
     path = tmp_path / "seg-00000.arrows"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from synthetic import write_run
 
 from fpdiff.store.run import Run
@@ -10,26 +11,26 @@ from fpdiff.store.schema import ADDED, VERSION
 from fpdiff.store.views import connect, query
 
 
-def make_old(root: Path) -> None:
-    """Rewrite a run's Parquet files as version 1 had them."""
+def make_old(root: Path, version: int) -> None:
+    """Rewrite a run's Parquet files as an older version had them."""
     for path in root.rglob("*.parquet"):
         table = pq.ParquetFile(path).read()
-        gone = [c for t, c in ADDED if t in path.parts]
-        table = table.drop_columns(gone).replace_schema_metadata({"fpdiff.schema": "1"})
+        gone = [c for (t, c), since in ADDED.items() if t in path.parts and since > version]
+        table = table.drop_columns(gone).replace_schema_metadata({"fpdiff.schema": str(version)})
         pq.write_table(table, path, write_page_checksum=True)
 
 
-def test_columns_that_an_older_version_lacks_are_null(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_columns_that_an_older_version_lacks_are_null(tmp_path: Path, version: int) -> None:
     write_run(tmp_path / "new")
     write_run(tmp_path / "old")
-    make_old(tmp_path / "old")
-    assert VERSION > 1
+    make_old(tmp_path / "old", version)
     new, old = Run.open(tmp_path / "new"), Run.open(tmp_path / "old")
     for run in (new, old):
         run.ranks[0].sites()
     assert old.ranks[0].sites().equals(new.ranks[0].sites())
-    assert old.ranks[0].sites()["members"].null_count == old.ranks[0].sites().num_rows
+    assert old.ranks[0].sites()["source"].null_count == old.ranks[0].sites().num_rows
     with connect({"new": new, "old": old}) as connection:
-        rows = query(connection, "select run, count(*), count(members) from events group by run")
-        counts = {run: (events, members) for run, events, members in rows.rows()}
+        rows = query(connection, "select run, count(*), count(source) from events group by run")
+        counts = {run: (events, lines) for run, events, lines in rows.rows()}
     assert counts["new"] == counts["old"] and counts["old"][1] == 0

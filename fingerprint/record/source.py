@@ -1,0 +1,43 @@
+"""The line of the program that is running: the innermost frame that is neither torch's nor ours."""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import fpdiff
+
+_PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_HERE = str(Path(__file__).parents[1]) + os.sep  # the package that records
+_OURS = (_HERE, str(Path(torch.__file__).parent) + os.sep, str(fpdiff.__file__), "<frozen")
+
+
+def running_line() -> str | None:
+    """Return `train.py:34`, None where no frame is the program's.
+
+    A path is relative to the working directory or the folder of packages where it lies below one.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not _is_inside(path):
+            return f"{_short(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _is_inside(path: str) -> bool:
+    if path.startswith(_OURS):
+        return True
+    return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)
+
+
+def _short(path: str) -> str:
+    for folder in (os.getcwd() + os.sep, *_PACKAGES):
+        if path.startswith(folder):
+            return path.removeprefix(folder)
+    return path
