@@ -23,6 +23,13 @@ def compare(
     ] = False,
     steps: Annotated[str, typer.Option(help="Compare only these, such as 10:20,400.")] = "",
     ranks: Annotated[str, typer.Option(help="Compare only these, such as 0,3-5.")] = "",
+    align: Annotated[
+        str,
+        typer.Option(
+            help="How steps pair up: number; or auto, which finds the step of one run that the"
+            " other, a resumed one, begins with."
+        ),
+    ] = "number",
 ) -> None:
     """Say where two runs part ways, and why.
 
@@ -36,6 +43,7 @@ def compare(
                 Run.open(b),
                 steps=parse_steps(steps),
                 ranks=wanted,
+                align=align,
                 progress=progress,
             )
     except CompareError as error:

@@ -21,10 +21,11 @@ _STYLE = {"identical": "bold green", "diverged": "bold red", "incomparable": "bo
 
 def render(verdict: Verdict, console: Console) -> None:
     """Print a verdict."""
-    content: list[RenderableType] = [_headline(verdict), _rows(_overview(verdict))]
+    content: list[RenderableType] = [_headline(verdict)]
+    content.append(_rows([*_overview(verdict), *_metrics(verdict)]))
     if verdict.verdict == "diverged":
         content += ["", *_narrowing(verdict), "", _rows(_effects(verdict))]
-    rest = [*_metrics(verdict), *_environment(verdict), *_blind_spots(verdict), *_notes(verdict)]
+    rest = [*_environment(verdict), *_blind_spots(verdict), *_notes(verdict)]
     if rest:
         content += ["", _rows(rest)]
     print_data(console, *content)
@@ -181,8 +182,11 @@ def _effects(verdict: Verdict) -> Iterable[tuple[str, Any]]:
 def _metrics(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     for metric in verdict.metrics:
         sides = f"A {_number(metric.a)}, B {_number(metric.b)}"
+        apart = ""
+        if metric.a is not None and metric.b is not None:
+            apart = f" ({metric.b - metric.a:+.2g})"
         where = f"first in step {metric.step}, rank {metric.rank}"
-        yield "numbers", f"{metric.name}: {sides} ({where})"
+        yield "numbers", f"{metric.name}: {sides}{apart}, {where}"
 
 
 def _environment(verdict: Verdict) -> Iterable[tuple[str, Any]]:

@@ -111,6 +111,7 @@ def compare(
     *,
     steps: str = "",
     ranks: Sequence[int] = (),
+    align: str = "number",
 ) -> "Verdict":
     """Compare two runs.
 
@@ -119,6 +120,8 @@ def compare(
         b: folder of the other.
         steps: compare only these, such as "10:20,400".
         ranks: compare only these.
+        align: "number" pairs steps of the same number; "auto" finds which step of one run the
+            other, a resumed one, begins with.
 
     Raises:
         StoreError: a run cannot be read.
@@ -127,4 +130,6 @@ def compare(
     from fpdiff.fingerprint.bisect.compare import compare_runs
     from fpdiff.fingerprint.record.settings import parse_steps
 
-    return compare_runs(open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks))
+    return compare_runs(
+        open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks), align=align
+    )

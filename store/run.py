@@ -37,10 +37,17 @@ class Segment:
 class RankRecord:
     """What one rank of a run recorded. Reads lazily and remembers what it has read."""
 
-    def __init__(self, root: Path, rank: int) -> None:
-        """Remember where the rank's files are."""
+    def __init__(self, root: Path, rank: int, shift: int = 0) -> None:
+        """Remember where the rank's files are.
+
+        Args:
+            root: folder of the run.
+            rank: the rank.
+            shift: added to the steps' numbers, for a run that continues another.
+        """
         self.root = root
         self.rank = rank
+        self.shift = shift
         self._folder = rank_name(rank)
 
     @cached_property
@@ -102,6 +109,10 @@ class RankRecord:
                 raise damaged(journal.path, "it is cut off, yet later segments exist")
         return journals
 
+    def anew(self, *, shift: int | None = None) -> "RankRecord":
+        """Return the same record with nothing read yet, its steps' numbers shifted if asked to."""
+        return RankRecord(self.root, self.rank, self.shift if shift is None else shift)
+
     def sites(self) -> pa.Table:
         """Return the rows of SITES.
 
@@ -116,7 +127,7 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        return self._steps
+        return self._shifted(self._steps)
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -125,12 +136,13 @@ class RankRecord:
             StoreError: a file is damaged or foreign.
         """
         checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
+        step -= self.shift
         tables = [EVENTS.empty_table()]
         for path, table in self._event_tables(step):
             found = table.filter(pc.equal(table["step"], step))
             tables.append(checker.check(found, path))
         checker.check_complete(step)
-        return pa.concat_tables(tables)
+        return self._shifted(pa.concat_tables(tables))
 
     def event_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all events in order.
@@ -140,9 +152,15 @@ class RankRecord:
         """
         checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
         for path, table in self._event_tables():
-            yield from checker.check(table, path).to_batches()
+            yield from self._shifted(checker.check(table, path)).to_batches()
         for step in self._steps["step"].to_pylist():
             checker.check_complete(step)
+
+    def _shifted(self, table: pa.Table) -> pa.Table:
+        if not self.shift:
+            return table
+        place = table.column_names.index("step")
+        return table.set_column(place, table.schema.field(place), pc.add(table["step"], self.shift))
 
     def _event_tables(self, step: int | None = None) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
@@ -200,6 +218,11 @@ class Run:
         self.path = path
         self.info = info
         self.ranks = ranks
+
+    def shifted(self, shift: int) -> "Run":
+        """Return the run with `shift` added to its steps' numbers."""
+        ranks = {rank: record.anew(shift=shift) for rank, record in self.ranks.items()}
+        return Run(self.path, self.info, ranks)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Run":

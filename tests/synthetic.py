@@ -29,6 +29,7 @@ def site(number: int, **changes: Any) -> dict[str, Any]:
         "members": None,
         "dtype": "float32",
         "shape": [2, number + 1],
+        "source": None,
     }
     return row | changes
 

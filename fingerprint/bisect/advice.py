@@ -108,7 +108,8 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         return None
     settings = settings_of(run)
     first = origins[0]
-    options = ["--level", _NEXT[rung], "--steps", str(first.step)]
+    own_step = first.step - next(iter(run.ranks.values())).shift
+    options = ["--level", _NEXT[rung], "--steps", str(own_step)]
     if rung == "op":
         known = first.op is not None and nondeterminism(first.op) is not None
         if first.class_ != "kernel" or known or settings.get("rehash"):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
+from fpdiff.fingerprint.bisect.continuation import find_continuation
 from fpdiff.fingerprint.bisect.findings import RankFindings, examine
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
@@ -26,6 +27,8 @@ _KEPT_RANKS = 4
 _GENERATOR_RANKS = 16
 """Generators that differ are looked into on so many ranks: it takes reading events."""
 
+ALIGN = ("number", "auto")
+
 Tiers = dict[int, RankTier]
 
 
@@ -35,6 +38,7 @@ def compare_runs(
     *,
     steps: Ranges = (),
     ranks: tuple[int, ...] = (),
+    align: str = "number",
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Compare two runs.
@@ -44,12 +48,19 @@ def compare_runs(
         b: the other.
         steps: compare only these, half-open ranges; all if empty.
         ranks: compare only these; all if empty.
+        align: "number" pairs steps of the same number; "auto" finds by what they start from which
+            step of one run the other begins with.
         progress: called with (ranks done, ranks in all).
 
     Raises:
         StoreError: a run cannot be read.
         CompareError: nothing that both hold can be compared.
     """
+    if align not in ALIGN:
+        raise CompareError(f"--align {align} is not known: give {' or '.join(ALIGN)}")
+    continuation = find_continuation(a, b, steps) if align == "auto" else None
+    if continuation is not None:
+        b = b.shifted(continuation.shift)
     common = preflight(a, b, ranks)
     lens = Lens(common.rung if common.rungs_differ else None, tuple(common.modules))
     tiers: Tiers = {}
@@ -63,6 +74,7 @@ def compare_runs(
         if progress is not None:
             progress(done + 1, len(common.ranks))
     notes = [
+        *([continuation.note] if continuation is not None and continuation.shift else []),
         *common.notes,
         *_step_notes(tiers),
         *_evaluation_notes(tiers, found),

@@ -1,8 +1,11 @@
-"""The loss and the logged numbers that differ, each where it first does."""
+"""The loss, the learning rate and the logged numbers that differ, each where it first does.
+
+The learning rate is an option of the optimizer; it is looked for where the runs part ways.
+"""
 
 import numpy as np
 
-from fpdiff.fingerprint.bisect.origins import is_kind
+from fpdiff.fingerprint.bisect.arm import Site
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Metric
 
@@ -31,9 +34,12 @@ def find_metrics(tiers: dict[int, RankTier]) -> list[Metric]:
         for step, difference in tier.differences.items()
         if difference.metrics
     ]
-    for step, rank, is_loss in sorted(losses)[:1] + sorted(logged):
+    parted = [
+        (s, rank, True) for rank, t in tiers.items() if (s := t.first_with("any")) is not None
+    ]
+    for step, rank, is_sure in [*sorted(parted)[:1], *sorted(losses)[:1], *sorted(logged)]:
         tier = tiers[rank]
-        if not is_loss:
+        if not is_sure:
             if rank not in names:
                 names[rank] = {site["slot"] for site in tier.sites_having("metric")}
             if names[rank] <= found.keys() or budget <= 0:
@@ -45,9 +51,15 @@ def find_metrics(tiers: dict[int, RankTier]) -> list[Metric]:
     return sorted(found.values(), key=lambda m: (m.name != "loss", m.step, m.rank))
 
 
+def _is_metric(site: Site) -> bool:
+    if site["kind"] == "option":
+        return str(site["slot"]).endswith(".lr")
+    return site["kind"] in ("loss", "metric")
+
+
 def _metrics_of(rank: int, tier: RankTier, step: int) -> list[Metric]:
     aligned = tier.aligned(step)
-    rows = ~aligned.equal & aligned.paired & aligned.having(is_kind("loss", "metric"))
+    rows = ~aligned.equal & aligned.paired & aligned.having(_is_metric)
     metrics = []
     for row in np.flatnonzero(rows).tolist():
         site = aligned.site(row)

@@ -77,7 +77,7 @@ class _Source:
     """One run's record of a rank; reads lazily, and anew after it was let go."""
 
     def __init__(self, record: RankRecord) -> None:
-        self.record = RankRecord(record.root, record.rank)
+        self.record = record.anew()
 
     @cached_property
     def rows(self) -> _StepRows:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_modules
+from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
 from fpdiff.fingerprint.record import current
@@ -48,6 +49,9 @@ def arm(settings: Settings) -> Callable[[], None]:
     autograd: Any = torch.autograd  # The name is private; nothing public says when a pass begins.
     engine = autograd._engine_run_backward
     autograd._engine_run_backward = gradients.watch(engine)
+    clipping: Any = clip_grad
+    clip = clipping._clip_grads_with_norm_
+    clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
     script = current.script = ScriptCalls(recorder)
     mode = OpMode(OpRecorder(recorder, gradients)) if recorder.ops else None
     if mode is not None:
@@ -60,6 +64,7 @@ def arm(settings: Settings) -> Callable[[], None]:
             handle.remove()
         gradients.remove()
         autograd._engine_run_backward = engine
+        clipping._clip_grads_with_norm_ = clip
         modules_of_torch._has_any_global_hook = has_any_global_hook
         if current.script is script:
             current.script = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fpdiff.fingerprint.digest.host import look
+from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
 from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.names import below
 from fpdiff.fingerprint.record.quiet import observing
@@ -87,6 +87,33 @@ class GradientHooks:
             reads = {"span": recorder.num_step_events()}
         point = Point("forward", "loss", "", "", 0, f"loss.{index}")
         recorder.emit_tensor(point, tensor, view, value=True, **reads)
+
+    # Clipping
+
+    def watch_clipping(self, clip: Engine) -> Engine:
+        """Wrap the function that scales gradients by their norm, which it is given.
+
+        `clip_grad_norm_` calls it by its name in its module; the norm is a metric of the step.
+        """
+
+        @functools.wraps(clip)
+        def watched(
+            parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kw: Any
+        ) -> Any:
+            self.clipped(total_norm)
+            return clip(parameters, max_norm, total_norm, *args, **kw)
+
+        return watched
+
+    @observing
+    def clipped(self, norm: Any) -> None:
+        """Record the norm that gradients are clipped by, unless it is spread over ranks."""
+        recorder = self.recorder
+        if not isinstance(norm, torch.Tensor) or not recorder.continues():
+            return
+        if (number := scalar(norm)) is not None:
+            point = Point("other", "metric", "", "", 0, "grad_norm")
+            recorder.emit(point, digest_bytes(number.hex().encode()), value=number)
 
     # Module outputs
 

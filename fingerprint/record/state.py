@@ -7,6 +7,7 @@ complete. A tensor that nothing has written since is not digested again.
 """
 
 import json
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -256,12 +257,24 @@ class StateRecorder:
                 self._held_seqs.setdefault(id(parameter), []).extend(seqs)
 
     def _scaler(self, index: int, scaler: torch.amp.GradScaler) -> None:
-        for name in ("_scale", "_growth_tracker"):
+        for name, dtype in (("_scale", torch.float32), ("_growth_tracker", torch.int32)):
             value = getattr(scaler, name)
-            if value is None:  # Not made before its first use.
-                value = getattr(scaler, f"_init{name}")
             slot = f"scaler{index}.{name.lstrip('_')}"
-            self.scaler_seqs += self._value("init", "scaler", "", slot, value)
+            if value is not None:
+                self.scaler_seqs += self._value("init", "scaler", "", slot, value)
+                continue
+            # Its tensors are made at its first use, also of one that was restored.
+            number = getattr(scaler, f"_init{name}")
+            content = array("f" if dtype is torch.float32 else "i", [number]).tobytes()
+            point = Point("init", "scaler", "", "", 0, slot)
+            seq = self.recorder.emit(
+                point,
+                digest_bytes(content),
+                dtype=dtype,
+                shape=torch.Size(()),
+                value=float(number),
+            )
+            self.scaler_seqs.append(seq)
 
     def options_of(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """Return the seqs of an optimizer's options in this step."""

@@ -75,6 +75,28 @@ def test_a_clipped_gradient_is_seen_as_the_optimizer_sees_it(run: Path) -> None:
     assert local.digest != reduced.digest and local.seq in reduced.reads
 
 
+def test_the_norm_that_gradients_are_clipped_by_is_a_metric(run: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    with recorded(run) as events:
+        for _ in range(2):
+            model(X).sum().backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+            optimizer.step()
+    found = events.pick(kind="metric", slot="grad_norm")
+    assert [(e.step, e.value) for e in found] == list(enumerate(norms))
+
+
+def test_a_norm_outside_of_any_step_is_nobodys(run: Path) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    with recorded(run) as events:
+        nn.utils.clip_grad_norm_([weight], 0.01)
+        mlp()(X).sum().backward()
+    assert events.pick(kind="metric") == []
+
+
 def test_two_optimizers_belong_to_one_step(run: Path) -> None:
     model, head = mlp(), nn.Linear(2, 1)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(head.parameters())]

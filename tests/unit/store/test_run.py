@@ -142,3 +142,17 @@ def test_also_when_the_later_row_is_in_the_next_segment(tmp_path: Path) -> None:
     record = Run.open(tmp_path).ranks[0]
     assert record.steps()["events"].to_pylist() == [1, 2]
     assert record.events(1)["seq"].to_pylist() == [1, 2]
+
+
+def test_a_shifted_run_has_other_step_numbers_and_nothing_else(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    record = Run.open(tmp_path / "run").ranks[0]
+    shifted = Run.open(tmp_path / "run").shifted(5).ranks[0]
+    numbers = record.steps()["step"].to_pylist()
+    assert shifted.steps()["step"].to_pylist() == [number + 5 for number in numbers]
+    for number in numbers:
+        own, other = record.events(number), shifted.events(number + 5)
+        assert other["step"].to_pylist() == [number + 5] * own.num_rows
+        assert other.drop_columns(["step"]).equals(own.drop_columns(["step"]))
+        assert other.schema.equals(own.schema)
+    assert shifted.anew().shift == 5 and not shifted.events(numbers[0]).num_rows
