@@ -1,6 +1,6 @@
 """The entry point: one app, and one place where errors become a sentence and an exit code.
 
-Exit codes: 0 done (compare: identical), 1 only from compare (diverged), 2 any error,
+Exit codes: 0 done (compare: identical, verify: valid), 1 only from these two, 2 any error,
 130 interrupted, 141 the reader of a pipe went away.
 """
 
@@ -19,6 +19,7 @@ from fpdiff.cli.demo import demo
 from fpdiff.cli.record import record
 from fpdiff.cli.show import show
 from fpdiff.cli.sql import sql
+from fpdiff.cli.verify import verify
 from fpdiff.store.errors import FpdiffError
 
 ERROR = 2
@@ -39,6 +40,7 @@ app.command("compare")(compare)
 app.command("sql")(sql)
 app.command("show")(show)
 app.command("demo")(demo)
+app.command("verify")(verify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,19 +1,20 @@
 """What compares two runs. Knows nothing of torch or terminals.
 
-compare    the whole way from two runs to a verdict
-verdict    the answer as plain data
-preflight  what the two runs have in common
-tier       step digests: which step differs first, what it does later
-lens       compares what both runs recorded when their windows differ
-arm        one run's events of a step, as arrays
-align      the events of one step of both runs, side by side
-origins    which mismatched events no mismatched event explains
-findings   what a rank's first differing step holds, in little
-reach      what an origin led to in its step
-attribute  which findings are origins and which were received from other ranks
-classify   what kind of difference an origin is
-describe   an origin in full, with the evidence
-shift      the same batch at another step
-metrics    the loss and the logged numbers that differ
-advice     hints, and the command that narrows further
+compare       the whole way from two runs to a verdict
+verdict       the answer as plain data
+preflight     what the two runs have in common
+continuation  which step of a run a resumed one begins with
+tier          step digests: which step differs first, what it does later
+lens          compares what both runs recorded when their windows differ
+arm           one run's events of a step, as arrays
+align         the events of one step of both runs, side by side
+origins       which mismatched events no mismatched event explains
+findings      what a rank's first differing step holds, in little
+reach         what an origin led to in its step
+attribute     which findings are origins and which were received from other ranks
+classify      what kind of difference an origin is
+describe      an origin in full, with the evidence
+shift         the same batch at another step
+metrics       the loss and the logged numbers that differ
+advice        hints, and the command that narrows further
 """

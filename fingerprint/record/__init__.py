@@ -13,6 +13,7 @@ current      the recorder of this process, behind `fpdiff.step`, `log` and `mark
 script       the bodies of those three
 recorder     steps, sites and events: every hook's way to the store
 sitetable    numbers of sites
+source       the line of the program that is running
 steprow      the digests of a closed step
 warning      warnings that cannot harm the program
 quiet        how a hook looks without disturbing
@@ -22,6 +23,7 @@ backward     losses, gradients of module outputs and parameters
 optimizer    gradients as the optimizer sees them, and what it made of them
 state        everything that a step starts from
 discovery    finds optimizers, scalers and modules that no hook has shown
+identity     a table keyed by live objects
 names        paths of modules and parameters
 generators   states of random generators, and who drew from them
 dataflow     which event recorded a tensor last

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,13 @@ from fpdiff.store.errors import RecordError
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
+def run(
+    settings: Settings,
+    command: list[str],
+    *,
+    force: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> int:
     """Run a command to its end and record it.
 
     Its standard streams are this process's; signals reach it; its exit code is returned.
@@ -27,6 +33,7 @@ def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
         settings: what to record; `settings.out` must not be a run yet.
         command: program and arguments.
         force: replace an existing run.
+        variables: further ones for the command's environment.
 
     Returns:
         The command's exit code, 128 + N if signal N ended it.
@@ -40,14 +47,12 @@ def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
     root = Path(settings.out)
     is_only = rank is None  # Else other ranks' launchers share the folder, and it is theirs too.
     try:
-        process = subprocess.Popen(command, env=_environment(settings))
-    except OSError as error:
+        own = {ENVIRONMENT_VARIABLE: settings.to_json()}
+        exit_code = execute(command, {**own, **(variables or {})})
+    except RecordError:
         if is_only:
             runfolder.remove_if_empty(root)
-        raise RecordError(f"cannot run {command[0]!r}: {error.strerror or error}") from error
-    with _signals_to(process):
-        code = process.wait()
-    exit_code = 128 - code if code < 0 else code
+        raise
     if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(
@@ -63,12 +68,34 @@ def run(settings: Settings, command: list[str], *, force: bool = False) -> int:
     return exit_code
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def execute(command: list[str], variables: Mapping[str, str]) -> int:
+    """Run a command to its end with fpdiff's startup in every Python process below it.
+
+    Args:
+        command: program and arguments.
+        variables: added to its environment; they say what the startup does.
+
+    Returns:
+        The command's exit code, 128 + N if signal N ended it.
+
+    Raises:
+        RecordError: the command does not exist.
+    """
+    try:
+        process = subprocess.Popen(command, env=_environment(variables))
+    except OSError as error:
+        raise RecordError(f"cannot run {command[0]!r}: {error.strerror or error}") from error
+    with _signals_to(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     startup = resources.files("fpdiff.fingerprint.record") / "startup"
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        ENVIRONMENT_VARIABLE: settings.to_json(),
+        **variables,
         "PYTHONPATH": f"{startup}{os.pathsep}{path}" if path else str(startup),
     }
 

@@ -1,6 +1,6 @@
-"""Run by Python at its start in every process below `fpdiff record`.
+"""Run by Python at its start in every process below `fpdiff record` and `fpdiff verify`.
 
-Arms the recorder when torch has been imported, and costs nothing in a process that never does.
+Arms the recorder, or what it is held against, when torch has been imported, and costs nothing in a process that never does.
 Another `sitecustomize` further down the path is run as it would be without this one.
 """
 
@@ -41,7 +41,12 @@ def _arm() -> None:
         from fpdiff.fingerprint.record.arming import arm
         from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
 
-        arm(Settings.from_json(os.environ[ENVIRONMENT_VARIABLE]))
+        if ENVIRONMENT_VARIABLE in os.environ:
+            arm(Settings.from_json(os.environ[ENVIRONMENT_VARIABLE]))
+        if folder := os.environ.get("FPDIFF_VERIFY"):
+            from fpdiff.fingerprint.verify.watch import watch
+
+            watch(folder)
     except Exception as error:  # noqa: BLE001  # The program must start all the same.
         print(
             f"fpdiff: nothing is recorded in process {os.getpid()}: {error!r}; install fpdiff into"
@@ -58,6 +63,6 @@ def _run_next_sitecustomize() -> None:
         spec.loader.exec_module(module)
 
 
-if "FPDIFF_RECORD" in os.environ:
+if "FPDIFF_RECORD" in os.environ or "FPDIFF_VERIFY" in os.environ:
     sys.meta_path.insert(0, _ArmAfterTorch())
 _run_next_sitecustomize()
