@@ -95,6 +95,7 @@ def _head(summary: RunSummary) -> list[tuple[str, str]]:
         *_settings(summary),
         ("ranks", collapse(r.rank for r in summary.ranks) or "none"),
         *_states(summary.ranks),
+        *(("restarted", f"see {path}, a run of its own") for path in summary.attempts),
         ("steps", _steps(summary)),
         ("events", f"{summary.num_events:,}"),
         ("size", size),

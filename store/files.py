@@ -28,6 +28,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def attempts(root: Path) -> list[Path]:
+    """Return the folders of a run's later attempts, which are runs of their own, in order."""
+    found = [path for path in root.glob("attempt=*") if (path / "run.json").is_file()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as JSON under `path`, replacing what was there in one step.
 

@@ -8,6 +8,7 @@ This module is the contract; classes elsewhere are conveniences. A run is a fold
     events/rank=00003/seg-00000.parquet           EVENTS: one digest of one tensor, 16-byte digests
     steps/rank=00003/seg-00000.parquet            STEPS: one row per closed step
     journal/rank=00003/seg-00001.arrows           the segments not yet turned into Parquet
+    attempt=1/                                    a run of its own: the job after its first restart
 
 A segment's three Parquet files carry the same number; `events` is written last and commits it.
 Each journal is an Arrow IPC stream of EVENTS batches; new sites and closed steps travel as JSON
@@ -145,6 +146,11 @@ def columns_of(name: str, version: int) -> list[str]:
 def rank_name(rank: int) -> str:
     """Return the Hive partition name of a rank, `rank=00003`."""
     return f"rank={rank:05d}"
+
+
+def attempt_name(count: int) -> str:
+    """Return the name of the folder of an elastic launcher's nth restart, `attempt=1`."""
+    return f"attempt={count}"
 
 
 def segment_name(index: int) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from fpdiff.store.files import attempts
 from fpdiff.store.run import RankRecord, Run
 
 
@@ -41,6 +42,7 @@ class RunSummary:
     size_bytes: int
     environment: dict[str, Any]  # what all ranks have in common; nested keys joined with dots
     environment_differences: dict[str, dict[str, list[int]]]  # key -> value -> ranks
+    attempts: list[str]  # folders of later attempts of the job, runs of their own
     blind_spots: dict[str, int]  # reason -> how often, on all ranks
 
 
@@ -63,6 +65,7 @@ def summarize(run: Run) -> RunSummary:
         digest=_text(run.info.get("digest")),
         settings=_mapping(run.info.get("settings")),
         ranks=ranks,
+        attempts=[str(path) for path in attempts(run.path)],
         first_step=min((r.first_step for r in ranks if r.first_step is not None), default=None),
         last_step=max((r.last_step for r in ranks if r.last_step is not None), default=None),
         num_steps=max((r.num_steps for r in ranks), default=0),

@@ -7,6 +7,7 @@ from typing import Any
 
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.store.errors import CompareError
+from fpdiff.store.files import attempts
 from fpdiff.store.run import RankRecord, Run
 
 RUNGS = ("step", "layer", "op")
@@ -73,6 +74,12 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
         )
     for label, run in (("A", a), ("B", b)):
         notes += _unfinished(label, run, common)
+        if later := attempts(run.path):
+            names = ", ".join(path.name for path in later)
+            notes.append(
+                f"{label}'s job was restarted: its first attempt is compared; {names} in its folder"
+                f" {'is a run' if len(later) == 1 else 'are runs'} too"
+            )
         notes += _undescribed(label, run, common)
     return Common(
         rung=rung,

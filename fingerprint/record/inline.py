@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch  # noqa: F401  # Before `arming`, which imports torch: its import may arm this process.
@@ -29,6 +30,7 @@ def recording(settings: Settings, *, force: bool) -> Iterator[None]:
         )
         yield
         return
+    settings = replace(settings, out=str(runfolder.of_this_attempt(Path(settings.out))))
     rank = sibling_rank()
     command = [sys.executable, *sys.orig_argv[1:]]
     runfolder.create(settings, command, rank=rank, force=force)

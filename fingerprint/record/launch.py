@@ -23,6 +23,12 @@ def launcher_rank(variables: Mapping[str, str]) -> int | None:
     return None
 
 
+def restarts(variables: Mapping[str, str]) -> int:
+    """Return how often an elastic launcher has started this job's processes anew."""
+    count = variables.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdigit() else 0
+
+
 def launch_id(variables: Mapping[str, str]) -> str:
     """Return what the ranks of one launch have in common and no other launch has.
 

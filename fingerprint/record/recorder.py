@@ -17,7 +17,7 @@ import torch
 from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
 from fpdiff.fingerprint.digest.stats import statistics
-from fpdiff.fingerprint.record import environment, process
+from fpdiff.fingerprint.record import environment, process, runfolder
 from fpdiff.fingerprint.record.dataflow import Producers
 from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.names import Names
@@ -145,8 +145,8 @@ class Recorder:
         if not self.settings.wants_rank(self.rank):
             self.awake = False
             return False
-        root = Path(self.settings.out)
         try:
+            root = runfolder.join_attempt(Path(self.settings.out))
             self._writer = RankWriter(root, self.rank)
         except StoreError as taken:
             self.awake = False

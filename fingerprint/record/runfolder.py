@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fpdiff.fingerprint.record.launch import launch_id
+from fpdiff.fingerprint.record.launch import launch_id, restarts
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.errors import RecordError
-from fpdiff.store.files import write_json
-from fpdiff.store.schema import DIGEST_ALGORITHM, VERSION, rank_name
+from fpdiff.store.files import attempts, write_json
+from fpdiff.store.schema import DIGEST_ALGORITHM, VERSION, attempt_name, rank_name
 
 CONTENTS = ("run.json", "ranks", "sites", "events", "steps", "journal")
-"""What a run's folder holds; nothing else in it is ever removed."""
+"""What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
 
 
 def create(
@@ -59,6 +59,32 @@ def create(
         raise RecordError(f"cannot write {root}: {reason}; give a writable --out") from error
 
 
+def of_this_attempt(root: Path) -> Path:
+    """Return where this process records: an elastic launcher's later attempt is a run of its own.
+
+    The first attempt is in the run's folder and the nth restart in `attempt=n` within it, so that
+    what the first recorded is not lost, and each can be read and compared.
+    """
+    count = restarts(os.environ)
+    if not count or root.name == attempt_name(count):
+        return root
+    return root / attempt_name(count)
+
+
+def join_attempt(root: Path) -> Path:
+    """Return the folder that this process records in, and describe it if it is a later attempt's.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = of_this_attempt(root)
+    if folder != root and not (folder / "run.json").exists():
+        info = json.loads((root / "run.json").read_text())
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "run.json", {**info, "created": _now()})
+    return folder
+
+
 def _can_join(root: Path, launch: str, rank: int) -> bool:
     """Return whether a run belongs to this launch and does not have this rank yet."""
     try:
@@ -69,7 +95,14 @@ def _can_join(root: Path, launch: str, rank: int) -> bool:
 
 
 def finish(root: Path, exit_code: int | None) -> None:
-    """Note in run.json that the command has ended."""
+    """Note in run.json that the command has ended; the exit code is the last attempt's."""
+    *earlier, last = root, *attempts(root)
+    for folder in earlier:
+        _end(folder, None)
+    _end(last, exit_code)
+
+
+def _end(root: Path, exit_code: int | None) -> None:
     path = root / "run.json"
     info = json.loads(path.read_text())
     info["ended"] = _now()
@@ -79,7 +112,7 @@ def finish(root: Path, exit_code: int | None) -> None:
 
 def remove_if_empty(root: Path) -> bool:
     """Remove a run in which no process has recorded anything; return whether it was so."""
-    if (root / "journal").exists():
+    if any((folder / "journal").exists() for folder in (root, *attempts(root))):
         return False
     remove(root)
     return True
@@ -87,6 +120,8 @@ def remove_if_empty(root: Path) -> bool:
 
 def remove(root: Path) -> None:
     """Remove a run; a folder that holds other things too keeps them."""
+    for attempt in attempts(root):
+        remove(attempt)
     for name in CONTENTS:
         path = root / name
         if path.is_dir():

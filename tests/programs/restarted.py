@@ -1,0 +1,32 @@
+"""Trains on two ranks; in the first attempt rank 1 fails, or hangs, in step 3: `restarted.py HOW`."""
+
+import os
+import sys
+import time
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    how, first_attempt = sys.argv[1], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        if distributed.get_rank() == 1 and step == 3 and first_attempt:
+            if how == "fails":
+                raise RuntimeError("lost a node")
+            print("hanging", flush=True)
+            time.sleep(600)
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    distributed.destroy_process_group()
+    time.sleep(0.5)  # Else threads of gloo may abort the exiting process.
+
+
+if __name__ == "__main__":
+    main()
