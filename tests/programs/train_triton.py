@@ -1,17 +1,20 @@
-"""Train a small net, one module of which launches Triton kernels, in the interpreter.
+"""Train a small net, one module of which launches Triton kernels.
 
-From outside of the interpreter the kernel of the step that `--wrong` gives looks like all others.
+They run in Triton's interpreter, or on the device with `--device cuda`. The kernel of the step that
+`--wrong` gives has the name and the arguments of the others.
 """
 
 import argparse
 import hashlib
 import os
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 
-os.environ["TRITON_INTERPRET"] = "1"
+if "cuda" not in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import triton
 import triton.language as tl
@@ -75,20 +78,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--wrong", type=int, default=-1, help="step whose second launch is wrong")
     parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 6), Scale(), nn.Linear(6, 1))
     assert isinstance(net[1], Scale)
     net[1].block = args.block
+    net.to(args.device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     batches = torch.Generator().manual_seed(1)
     for step in range(args.steps):
         net[1].kernels[1] = wrong() if step == args.wrong else scale
-        loss = net(torch.randn(5, 8, generator=batches)).square().mean()
+        batch = torch.randn(5, 8, generator=batches).to(args.device)
+        loss = net(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    data = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+    data = b"".join(p.detach().cpu().numpy().tobytes() for p in net.parameters())
     print("params", hashlib.sha1(data).hexdigest(), flush=True)
 
 
