@@ -58,6 +58,11 @@ def hint(
     """
     if class_ in ("kernel", "collective") and op is not None:
         return _about(op, rehashed=rehashed)
+    if class_ == "arguments" and op is not None and is_launch(op):
+        return (
+            "a scalar or a constant of the launch differs: a size, what an autotuner chose by its"
+            " timings, the number of warps"
+        )
     if class_ == "state" and component is not None:
         if component.endswith(OUTSIDE):
             return (
@@ -117,12 +122,12 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         return None
     settings = settings_of(run)
     first = origins[0]
+    known = first.op is not None and nondeterminism(first.op) is not None
     level = _NEXT[rung]
-    if rung == "op" and _may_be_a_launch(first, run):
+    if rung == "op" and not known and _may_be_a_launch(first, run):
         level = "kernel"
     options = ["--level", level, "--steps", str(first.step)]
     if level == rung:
-        known = first.op is not None and nondeterminism(first.op) is not None
         if first.class_ != "kernel" or known or settings.get("rehash"):
             return None
         options += ["--rehash", "--stats"]

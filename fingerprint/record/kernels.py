@@ -137,6 +137,7 @@ class KernelRecorder:
         if not recorder.kernels:
             recorder.blind_spots[UNSEEN_LAUNCH] += 1
             return None
+        before_trials, self._before_trials = self._before_trials, {}
         known = self._known(kernel.fn)
         operands, others = _split(known.schema.arguments, args, kwargs)
         if any(_has_no_data(operand.tensor) for operand in operands):
@@ -154,9 +155,9 @@ class KernelRecorder:
         if around is not None:
             call.reads += around.reads_of(None)
         for operand in operands:
-            self._read(call, operand, is_inside=around is not None)
-        ops.arguments(call, others)
-        self._before_trials.clear()
+            self._read(call, operand, before_trials, is_inside=around is not None)
+        if others:
+            ops.arguments(call, others)
         return _Launch(known, call, operands, around)
 
     def _after(self, launch: _Launch) -> None:
@@ -191,7 +192,14 @@ class KernelRecorder:
 
     # What a launch reads
 
-    def _read(self, call: Call, operand: _Operand, *, is_inside: bool) -> None:
+    def _read(
+        self,
+        call: Call,
+        operand: _Operand,
+        before_trials: Mapping[object, bytes | None],
+        *,
+        is_inside: bool,
+    ) -> None:
         """Note what a tensor comes from; record it if no event is known of it."""
         recorder, tensor = self._recorder, operand.tensor
         view = look(tensor)
@@ -205,8 +213,8 @@ class KernelRecorder:
             else:
                 self._ops.read(call, operand.slot, None, tensor)
         place = _place(tensor, view)
-        if place in self._before_trials:
-            operand.before = self._before_trials[place]
+        if place in before_trials:
+            operand.before = before_trials[place]
         else:
             operand.before = self._ops.digest(tensor, view)
 

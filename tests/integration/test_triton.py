@@ -95,6 +95,7 @@ def test_another_block_size_is_another_argument(compared: Any) -> None:
     verdict = compared("a", "block")
     assert {o.class_ for o in verdict.origins} == {"arguments"}
     assert {o.op for o in verdict.origins} == {"triton.scale"}
+    assert "autotuner" in verdict.origins[0].hint
     assert (verdict.first_step, verdict.effects.parameters) == (0, None)
 
 
