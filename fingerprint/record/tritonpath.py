@@ -88,7 +88,10 @@ class _Finder:
         if name not in _METHODS:
             return None
         for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+            find = getattr(finder, "find_spec", None)  # Before Python 3.12 a finder may lack it.
+            if finder is self or find is None:
+                continue
+            if (spec := find(name, path, target)) is not None:
                 if spec.loader is not None:
                     self._tell_after(spec.loader)
                 return spec
