@@ -19,7 +19,7 @@ def record(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the run; it must not exist.")
     ] = None,
-    level: Annotated[str, typer.Option(help="Rung: step, layer or op.")] = "layer",
+    level: Annotated[str, typer.Option(help="Rung: step, layer, op or kernel.")] = "layer",
     steps: Annotated[str, typer.Option(help="Only these steps, such as 10:20,400.")] = "",
     modules: Annotated[str, typer.Option(help="Only modules whose path matches.")] = "",
     ranks: Annotated[str, typer.Option(help="Only these ranks, such as 0,3-5.")] = "",

@@ -22,7 +22,7 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="COMMAND", help="Program and arguments, behind --."),
     ] = None,
-    level: Annotated[str, typer.Option(help="Rung: step, layer or op.")] = "layer",
+    level: Annotated[str, typer.Option(help="Rung: step, layer, op or kernel.")] = "layer",
     stats: Annotated[
         bool, typer.Option("--stats", help="Record with --stats, as `fpdiff record` does.")
     ] = False,

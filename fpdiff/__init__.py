@@ -64,7 +64,7 @@ def record(
 
     Args:
         path: folder of the run; it must not be one yet.
-        level: rung, "step", "layer" or "op".
+        level: rung, "step", "layer", "op" or "kernel".
         steps: window such as "10:20,400"; all steps if empty.
         modules: regular expression searched for in module paths; all modules if empty.
         ranks: window such as "0,3-5"; all ranks if empty.

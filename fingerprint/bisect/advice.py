@@ -3,12 +3,12 @@
 import shlex
 
 from fpdiff.fingerprint.bisect.classify import OUTSIDE
-from fpdiff.fingerprint.bisect.preflight import settings_of
+from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, settings_of
 from fpdiff.fingerprint.bisect.verdict import Origin
-from fpdiff.fingerprint.catalogue import base_name, nondeterminism
+from fpdiff.fingerprint.catalogue import UNSEEN_LAUNCH, base_name, is_launch, nondeterminism
 from fpdiff.store.run import Run
 
-_NEXT = {"step": "layer", "layer": "op", "op": "op"}
+_NEXT = {"step": "layer", "layer": "op", "op": "op", "kernel": "kernel"}
 
 _HINTS = {
     "data": "compare the samplers: seed, set_epoch, shuffling, worker seeding, position after"
@@ -41,6 +41,10 @@ _STATE_HINTS = {
 }
 
 
+_MAY_BE_A_LAUNCH = {"kernel", "computation", "environment", "uninitialised", "unseen-producer"}
+"""Classes of origins at the rung op that a kernel which no operator shows may be behind."""
+
+
 def hint(
     class_: str, component: str | None, op: str | None = None, *, rehashed: bool = False
 ) -> str | None:
@@ -54,6 +58,11 @@ def hint(
     """
     if class_ in ("kernel", "collective") and op is not None:
         return _about(op, rehashed=rehashed)
+    if class_ == "arguments" and op is not None and is_launch(op):
+        return (
+            "a scalar or a constant of the launch differs: a size, what an autotuner chose by its"
+            " timings, the number of warps"
+        )
     if class_ == "state" and component is not None:
         if component.endswith(OUTSIDE):
             return (
@@ -70,6 +79,11 @@ def _about(op: str, *, rehashed: bool) -> str:
     if known is not None:
         devices = " and ".join(known["devices"])
         return f"{name} is known to vary on {devices}: {known['why']}. {known['fix']}"
+    if is_launch(op):
+        return (
+            f"{name} is the program's own kernel: look for atomic operations, for a race between"
+            " its instances, and for what it reads or writes outside of its tensors"
+        )
     if rehashed:
         return f"{name} is not known to vary: suspect the device, its memory or a driver"
     return (
@@ -83,7 +97,7 @@ def strength(rung: str, class_: str, num_inputs: int) -> str:
     if class_ in ("state", "data"):
         return "compared directly: nothing in the record comes before it"
     if class_ in ("arguments", "uninitialised", "unseen-producer") or (
-        class_ == "rng" and rung == "op"
+        class_ == "rng" and rung in OP_RUNGS
     ):
         return "recorded op by op: everything that it read is equal"
     if class_ == "structure":
@@ -93,7 +107,7 @@ def strength(rung: str, class_: str, num_inputs: int) -> str:
     events = "the event it read is" if num_inputs == 1 else f"the {num_inputs} events it read are"
     if rung == "step":
         return f"{events} equal; what happens inside the model is not recorded at rung step"
-    if rung == "op":
+    if rung in OP_RUNGS:
         return f"{events} equal, recorded op by op"
     return (
         f"{events} equal; at rung layer, operations between modules and tensors that no module"
@@ -108,10 +122,13 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         return None
     settings = settings_of(run)
     first = origins[0]
-    own_step = first.step - next(iter(run.ranks.values())).shift
-    options = ["--level", _NEXT[rung], "--steps", str(own_step)]
-    if rung == "op":
-        known = first.op is not None and nondeterminism(first.op) is not None
+    known = first.op is not None and nondeterminism(first.op) is not None
+    level = _NEXT[rung]
+    if rung == "op" and not known and _may_be_a_launch(first, run):
+        level = "kernel"
+    own_step = first.step - next((record.shift for record in run.ranks.values()), 0)
+    options = ["--level", level, "--steps", str(own_step)]
+    if level == rung:
         if first.class_ != "kernel" or known or settings.get("rehash"):
             return None
         options += ["--rehash", "--stats"]
@@ -124,3 +141,13 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         options += ["--first-step", str(settings["first_step"])]
     words = ["fpdiff", "record", "--out", f"{run.path}.narrow", *options, "--"]
     return shlex.join([*words, *map(str, command)])
+
+
+def _may_be_a_launch(origin: Origin, run: Run) -> bool:
+    """Return whether a kernel that the rung op does not show may be behind an origin."""
+    is_read_by_op = origin.class_ == "data" and origin.op is not None
+    if not is_read_by_op and origin.class_ not in _MAY_BE_A_LAUNCH:
+        return False
+    record = run.ranks.get(origin.rank)
+    blind_spots = record.info.get("blind_spots") if record is not None else None
+    return isinstance(blind_spots, dict) and UNSEEN_LAUNCH in blind_spots

@@ -18,6 +18,7 @@ from fpdiff.fingerprint.bisect.classify import (
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
 from fpdiff.fingerprint.bisect.origins import find_origins
+from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin
@@ -108,8 +109,12 @@ class Describer:
         return Consequences(self._aligned, mismatched)
 
     def _reaches(self, row: int) -> list[str]:
-        """Return what an origin led to, named from there back to it; at rung op."""
-        if self._rung != "op" or self._consequences is None or len(self._told) >= _MAX_PATHS:
+        """Return what an origin led to, named from there back to it; where ops are recorded."""
+        if (
+            self._rung not in OP_RUNGS
+            or self._consequences is None
+            or len(self._told) >= _MAX_PATHS
+        ):
             return []
         self._told.append(row)
         way = [self._aligned.site(r) for r in self._consequences.path(row)]

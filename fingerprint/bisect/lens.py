@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from fpdiff.fingerprint.catalogue import is_launch
+
 _AT_STEP = {
     "parameter",
     "buffer",
@@ -24,6 +26,7 @@ _AT_STEP = {
     "mark",
 }
 _LAYER = {"output", "gradient"}
+_UNMADE = {"input", "uninitialised", "rewrite"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Lens:
     def shows(self, site: dict[str, Any]) -> bool:
         """Return whether events of a site (a row of SITES) are compared."""
         kind, slot = site["kind"], site["slot"]
-        if self.rung in ("step", "layer") and site["op"] is not None:
+        if site["op"] is not None and not self._shows_op(site):
             return False
         is_batch = kind == "input" and slot.startswith("arg.") and site["op"] is None
         if self.rung == "step":
@@ -55,3 +58,12 @@ class Lens:
             # Who was given what depends on the windows: only what a module made is comparable.
             return kind in _LAYER and all(re.search(m, site["module"]) for m in self.modules)
         return True
+
+    def _shows_op(self, site: dict[str, Any]) -> bool:
+        """Return whether events of an op are compared.
+
+        What a kernel wrote is nobody's at the rung op, so what ops read there is not comparable.
+        """
+        if self.rung == "op":
+            return not is_launch(site["op"]) and site["kind"] not in _UNMADE
+        return self.rung not in ("step", "layer")

@@ -10,7 +10,10 @@ from fpdiff.store.errors import CompareError
 from fpdiff.store.files import attempts
 from fpdiff.store.run import RankRecord, Run
 
-RUNGS = ("step", "layer", "op")
+RUNGS = ("step", "layer", "op", "kernel")
+
+OP_RUNGS = RUNGS[2:]
+"""Those that know what each operator read."""
 
 _MAX_STRETCHES = 8
 _DECIDES = "decides."

@@ -9,6 +9,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+UNSEEN_LAUNCH = "Triton launch, recorded at the rung kernel"
+"""The blind spot of a run that Triton launched kernels in, recorded at a rung above."""
+
 
 @cache
 def load(name: str) -> dict[str, Any]:
@@ -21,6 +24,11 @@ def load(name: str) -> dict[str, Any]:
 def base_name(op: str) -> str:
     """Return an op's name without its overload: `aten.add` for `aten.add.Tensor`."""
     return op.rsplit(".", 1)[0] if op.count(".") > 1 else op
+
+
+def is_launch(op: str) -> bool:
+    """Return whether what events show as an op is a kernel that Triton launched."""
+    return op.startswith("triton.") and op.count(".") == 1
 
 
 @cache

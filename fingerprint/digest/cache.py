@@ -64,6 +64,12 @@ class DigestCache:
         known[view.where] = (version, sample, result)
         return result
 
+    def forget(self, view: PlainView) -> None:
+        """Forget the digests of a storage: something that no version counts has written there."""
+        known = self._storages.get(view.storage)
+        if known is not None:
+            known.clear()
+
     def sweep(self) -> None:
         """Forget storages that have been freed; called between steps."""
         self._storages.sweep()

@@ -31,6 +31,8 @@ ops          every operator that runs, at rung op
 opschema     what an operator reads, writes and returns
 opvalues     the tensors and other values that an operator is given and returns
 opcall       one call of an operator
+kernels      kernels that Triton launches, at rung kernel
+tritonpath   where Triton launches a kernel
 writers      which events wrote the memory that an operator reads
 prelude      operators between two steps, until it is known to which they belong
 nodes        which module call an autograd node comes from

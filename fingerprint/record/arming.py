@@ -9,8 +9,9 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from fpdiff.fingerprint.record import current
+from fpdiff.fingerprint.record import current, tritonpath
 from fpdiff.fingerprint.record.backward import GradientHooks
+from fpdiff.fingerprint.record.kernels import KernelRecorder
 from fpdiff.fingerprint.record.modules import ModuleHooks
 from fpdiff.fingerprint.record.ops import OpMode, OpRecorder
 from fpdiff.fingerprint.record.optimizer import OptimizerHooks
@@ -53,13 +54,11 @@ def arm(settings: Settings) -> Callable[[], None]:
     clip = clipping._clip_grads_with_norm_
     clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
     script = current.script = ScriptCalls(recorder)
-    mode = OpMode(OpRecorder(recorder, gradients)) if recorder.ops else None
-    if mode is not None:
-        mode.__enter__()  # type: ignore[no-untyped-call]
+    end_ops = _watch_ops(OpRecorder(recorder, gradients)) if recorder.ops else None
 
     def disarm() -> None:
-        if mode is not None:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if end_ops is not None:
+            end_ops()
         for handle in handles:
             handle.remove()
         gradients.remove()
@@ -71,6 +70,18 @@ def arm(settings: Settings) -> Callable[[], None]:
         recorder.close()
 
     return disarm
+
+
+def _watch_ops(ops: OpRecorder) -> Callable[[], None]:
+    mode = OpMode(ops)
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    end_launches = tritonpath.watch(KernelRecorder(ops))
+
+    def end() -> None:
+        end_launches()
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    return end
 
 
 def _others_than(own: set[int]) -> Callable[[], bool]:

@@ -1,6 +1,9 @@
 """One call of an operator, between what it reads and what it makes."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -45,3 +48,23 @@ class Call:
         if index is None:
             return sorted({*self.reads, *(s for own in self.by_element.values() for s in own)})
         return sorted({*self.reads, *self.by_element.get(index, ())})
+
+
+class RunningCalls(threading.local):
+    """Each thread's operators that run, for kernels that are launched inside one."""
+
+    def __init__(self) -> None:
+        """Start with nothing running in this thread."""
+        self._calls: list[Call] = []
+
+    def innermost(self) -> Call | None:
+        """Return the operator that runs, if any."""
+        return self._calls[-1] if self._calls else None
+
+    def run(self, call: Call, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator."""
+        self._calls.append(call)
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            self._calls.pop()

@@ -26,7 +26,7 @@ from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.collectives import CollectiveRecorder
 from fpdiff.fingerprint.record.generators import generator_of
 from fpdiff.fingerprint.record.nodes import accumulated
-from fpdiff.fingerprint.record.opcall import Call
+from fpdiff.fingerprint.record.opcall import Call, RunningCalls
 from fpdiff.fingerprint.record.opschema import OpSchema, describe
 from fpdiff.fingerprint.record.opvalues import Argument, results, shown, split
 from fpdiff.fingerprint.record.prelude import FIRST, place_of
@@ -75,9 +75,13 @@ class OpMode(TorchDispatchMode):
             if _has_own_ops(kind):
                 return NotImplemented
         call = ops.before(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if call is not None:
-            ops.after(call, result)
+        if call is None:
+            return func(*args, **kwargs)
+        if ops.recorder.kernels:
+            result = ops.running.run(call, func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        ops.after(call, result)
         return result
 
 
@@ -97,6 +101,7 @@ class OpRecorder:
         self.gradients = gradients
         self._schemas: dict[OpOverload, OpSchema] = {}
         self._arguments: dict[str, tuple[str, bytes, float | None]] = {}
+        self.running = RunningCalls()
         self._collectives = CollectiveRecorder(self)
 
     # Around an operator
@@ -105,14 +110,15 @@ class OpRecorder:
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Call | None:
         """Record what an operator is about to read; return None if it is not to be followed."""
-        call: Call | None = self._observed(self._before, op, args, kwargs)
+        call: Call | None = self.observed(self._before, op, args, kwargs)
         return call
 
     def after(self, call: Call, result: Any) -> None:
         """Record what an operator made."""
-        self._observed(self._after, call, result)
+        self.observed(self._after, call, result)
 
-    def _observed(self, body: Callable[..., Any], *args: Any) -> Any:
+    def observed(self, body: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of ours; an error in it stops the recording, never the program."""
         # The operator itself runs outside: what it does may hang on torch function modes.
         with torch._C.DisableTorchFunction():
             try:
@@ -136,7 +142,7 @@ class OpRecorder:
             taken, call = self._collectives.before(schema, tensors, others, args, kwargs)
             if taken:
                 return call
-        point, microbatch = self._point(schema, tensors)
+        point, microbatch = self.point(schema, tensors)
         if point is None:
             self._forget(schema, tensors)
             return None
@@ -180,7 +186,7 @@ class OpRecorder:
 
     # Where an operator runs
 
-    def _point(self, schema: OpSchema, tensors: list[Argument]) -> tuple[Point | None, int]:
+    def point(self, schema: OpSchema, tensors: list[Argument]) -> tuple[Point | None, int]:
         """Return the point and microbatch of an op; no point if its module is not recorded."""
         recorder = self.recorder
         scope = recorder.scopes.top()

@@ -45,7 +45,8 @@ class Recorder:
     def __init__(self, settings: Settings) -> None:
         """Get ready; see `arming.arm` for the hooks."""
         self.settings = settings
-        self.ops = settings.level == "op"
+        self.kernels = settings.level == "kernel"
+        self.ops = self.kernels or settings.level == "op"
         self.layers = self.ops or settings.level == "layer"
         self.awake = True
         self.is_observing = False  # a hook is at work: the ops that run are its own
@@ -97,7 +98,7 @@ class Recorder:
 
         Every hook begins with this.
         """
-        if threading.get_ident() != self._thread and not self._is_followed_thread():
+        if not self.follows_thread():
             return False
         if self.boundary_due:
             self._open_step(self.step + 1)
@@ -159,7 +160,10 @@ class Recorder:
         process.at_end(self.close)
         return True
 
-    def _is_followed_thread(self) -> bool:
+    def follows_thread(self) -> bool:
+        """Return whether what runs in this thread is recorded; if not, it is a blind spot."""
+        if threading.get_ident() == self._thread:
+            return True
         # The autograd engine runs hooks in threads of its own while the program waits for it.
         if self._writer is None:
             return False

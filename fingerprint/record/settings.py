@@ -10,7 +10,7 @@ from fpdiff.store.errors import RecordError
 ENVIRONMENT_VARIABLE = "FPDIFF_RECORD"
 """Carries the settings, as JSON, from `fpdiff record` to the processes below it."""
 
-LEVELS = ("step", "layer", "op")
+LEVELS = ("step", "layer", "op", "kernel")
 """Rungs that can be recorded; each includes those before it."""
 
 Ranges = tuple[tuple[int, int], ...]

@@ -70,7 +70,12 @@ PAGES = {
         *map(transcripts.Page.read, (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")),
     ]
 }
-WITH_COMMANDS = [name for name, page in PAGES.items() if page.commands()]
+NEED_TRITON = {"docs/how-to/find-the-kernel.md"}  # Which has wheels for Linux only.
+WITH_COMMANDS = [
+    name
+    for name, page in PAGES.items()
+    if page.commands() and (sys.platform == "linux" or name not in NEED_TRITON)
+]
 
 
 def text_of(name: str) -> str:

@@ -1,5 +1,6 @@
 """Hints, strength, and the next command."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ def test_every_class_and_component_has_a_hint() -> None:
         ("layer", "computation", 0, "nothing that it was made from is recorded"),
         ("layer", "computation", 1, "the event it read is equal"),
         ("layer", "computation", 2, "the 2 events it read are equal"),
+        ("op", "kernel", 2, "recorded op by op"),
+        ("kernel", "kernel", 2, "recorded op by op"),
+        ("kernel", "rng", 1, "recorded op by op"),
         ("step", "computation", 2, "inside the model is not recorded at rung step"),
     ],
 )
@@ -84,3 +88,48 @@ def test_there_may_be_no_further_command(tmp_path: Path) -> None:
     assert next_command(b, "op", [known]) is None
     b = run(tmp_path / "c", command=None, settings=None)
     assert next_command(b, "step", [first]) is None
+
+
+LAUNCHES = {"Triton launch, recorded at the rung kernel": 3}
+
+
+@pytest.mark.parametrize(
+    ("class_", "op", "level"),
+    [
+        ("kernel", "aten.tanh.default", "kernel"),
+        ("kernel", "aten.index_put.default", None),
+        ("computation", None, "kernel"),
+        ("uninitialised", "aten.add.Tensor", "kernel"),
+        ("unseen-producer", "aten.add.Tensor", "kernel"),
+        ("data", "aten.add.Tensor", "kernel"),
+        ("data", None, None),
+        ("state", None, None),
+        ("arguments", "aten.add.Tensor", None),
+    ],
+)
+def test_from_op_to_kernel_where_a_launch_may_be_behind_it(
+    tmp_path: Path, class_: str, op: str | None, level: str | None
+) -> None:
+    b = run(tmp_path / "b", settings={})
+    (b.path / "ranks" / "rank=00001.json").write_text(json.dumps({"blind_spots": LAUNCHES}))
+    found = next_command(b, "op", [replace(origin(rank=1, step=3), class_=class_, op=op)])
+    if level is None:
+        assert found is None
+    else:
+        assert f"--level {level} --steps 3 --ranks 1 -- " in (found or "")
+
+
+def test_at_rung_kernel_only_rehash_goes_on(tmp_path: Path) -> None:
+    launch = replace(origin(), class_="kernel", op="triton.scale")
+    b = run(tmp_path / "b", settings={})
+    assert "--level kernel --steps 3 --rehash --stats" in (
+        next_command(b, "kernel", [launch]) or ""
+    )
+    b = run(tmp_path / "c", settings={"rehash": True})
+    assert next_command(b, "kernel", [launch]) is None
+
+
+def test_hints_for_launches() -> None:
+    assert "atomic" in (hint("kernel", None, "triton.scale") or "")
+    assert "autotuner" in (hint("arguments", None, "triton.scale") or "")
+    assert "autotuner" not in (hint("arguments", None, "aten.add.Tensor") or "")

@@ -41,3 +41,22 @@ def test_only_a_lens_that_hides_nothing_is_clear() -> None:
     assert Lens(None, ()).is_clear
     assert not Lens("step", ()).is_clear
     assert not Lens(None, ("l1",)).is_clear
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "at_op"),
+    [
+        ("result", "aten.add.Tensor", True),
+        ("written", "triton.scale", False),
+        ("arguments", "triton.scale", False),
+        ("input", "aten.add.Tensor", False),
+        ("uninitialised", "aten.add.Tensor", False),
+        ("result", "triton.scale.default", True),
+    ],
+)
+def test_what_rungs_op_and_kernel_have_in_common(kind: str, op: str, at_op: bool) -> None:
+    row = {**site(kind), "op": op}
+    assert Lens(None, ()).shows(row)
+    assert Lens("op", ()).shows(row) is at_op
+    assert not Lens("layer", ()).shows(row)
+    assert Lens("op", ()).shows({**row, "op": None})

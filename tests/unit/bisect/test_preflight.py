@@ -7,12 +7,14 @@ import pytest
 from synthetic_runs import Job, rewrite_json
 
 from fpdiff.fingerprint.bisect.preflight import (
+    RUNGS,
     Common,
     numbers_text,
     preflight,
     ranks_text,
     steps_text,
 )
+from fpdiff.fingerprint.record.settings import LEVELS
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
 
@@ -23,6 +25,10 @@ def common(tmp_path: Path, a: Job, b: Job, ranks: tuple[int, ...] = ()) -> Commo
 
 def job(**options: Any) -> Job:
     return Job(**({"steps": [0]} | options))
+
+
+def test_what_can_be_recorded_can_be_compared() -> None:
+    assert RUNGS == LEVELS
 
 
 def test_ranks_of_both_are_compared(tmp_path: Path) -> None:
