@@ -1,0 +1,254 @@
+"""Every collective at rung op, on three gloo processes: who gave what, who got it, who began it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import PROGRAMS, Jobs, Preloaded, compare_json
+
+import fpdiff
+
+WORLD = "0,1,2"
+TENSOR, TENSORS, INPUT = ("tensors.0",), ("tensors.0", "tensors.1"), ("input",)
+THREE = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective and what is to be recorded of it.
+
+    Attributes:
+        name: in programs/collectives.py, and whose part is twisted: `all_reduce@1`.
+        op: as the sites name it, `allreduce_`.
+        receivers: ranks that get something else once that part is twisted.
+        gives: ranks that give something; `gets` those that read what they got.
+        sent: slots of what is given; `received` of what was got.
+        members: the ranks that take part; of messages, those of each, in no order.
+    """
+
+    name: str
+    op: str
+    receivers: tuple[int, ...] = ()
+    gives: tuple[int, ...] = THREE
+    gets: tuple[int, ...] = THREE
+    sent: tuple[str, ...] = TENSOR
+    received: tuple[str, ...] = TENSOR
+    members: tuple[str, ...] = (WORLD,)
+
+
+def parts(slot: str, num: int = 3) -> tuple[str, ...]:
+    return tuple(f"{slot}.{index}" for index in range(num))
+
+
+CASES = [
+    Case("broadcast@1", "broadcast_", (0, 2), gives=(1,)),
+    Case(
+        "all_gather@1",
+        "allgather_",
+        (0, 2),
+        sent=("input_tensors.0",),
+        received=parts("output_tensors.0"),
+    ),
+    Case(
+        "all_gather_into_tensor@1",
+        "_allgather_base_",
+        (0, 2),
+        sent=("input_tensor",),
+        received=("output_tensor",),
+    ),
+    Case(
+        "reduce_scatter@1",
+        "reduce_scatter_",
+        (0, 2),
+        sent=parts("input_tensors.0"),
+        received=("output_tensors.0",),
+    ),
+    Case(
+        "reduce_scatter_tensor@1",
+        "_reduce_scatter_base_",
+        (0, 2),
+        sent=("input_tensor",),
+        received=("output_tensor",),
+    ),
+    Case(
+        "scatter@1",
+        "scatter_",
+        (0, 2),
+        gives=(1,),
+        sent=parts("input_tensors.0"),
+        received=("output_tensors.0",),
+    ),
+    Case(
+        "all_to_all@1",
+        "alltoall_",
+        (0, 2),
+        sent=parts("input_tensors"),
+        received=parts("output_tensors"),
+    ),
+    Case("all_to_all_single@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
+    Case("all_to_all_uneven@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
+    Case("all_reduce@1", "allreduce_", (0, 2)),
+    Case("all_reduce_waited_for_later@1", "allreduce_", (0, 2)),
+    Case("all_reduce_coalesced@1", "allreduce_coalesced_", (0, 2), sent=TENSORS, received=TENSORS),
+    Case("coalesced_all_reduces@1", "allreduce_coalesced_", (0, 2), sent=TENSORS, received=TENSORS),
+    Case(
+        "coalesced_all_gathers@1",
+        "allgather_into_tensor_coalesced_",
+        (0, 2),
+        sent=parts("inputs", 2),
+        received=parts("outputs", 2),
+    ),
+    Case(
+        "coalesced_reduce_scatters@1",
+        "reduce_scatter_tensor_coalesced_",
+        (0, 2),
+        sent=parts("inputs", 2),
+        received=parts("outputs", 2),
+    ),
+    Case("sub_group@2", "broadcast_", (1,), gives=(2,), gets=(1, 2), members=("1,2",)),
+    Case("functional_all_reduce@1", "all_reduce", (0, 2), sent=INPUT, received=("out.0",)),
+    Case(
+        "functional_all_gather_tensor@1",
+        "all_gather_into_tensor",
+        (0, 2),
+        sent=INPUT,
+        received=("out.0",),
+    ),
+    Case(
+        "functional_reduce_scatter_tensor@1",
+        "reduce_scatter_tensor",
+        (0, 2),
+        sent=INPUT,
+        received=("out.0",),
+    ),
+    Case(
+        "functional_all_to_all_single@1",
+        "all_to_all_single",
+        (0, 2),
+        sent=INPUT,
+        received=("out.0",),
+    ),
+    Case(
+        "functional_broadcast@1", "broadcast", (0, 2), gives=(1,), sent=INPUT, received=("out.0",)
+    ),
+    Case(
+        "functional_all_reduce_coalesced@1",
+        "all_reduce_coalesced",
+        (0, 2),
+        sent=parts("inputs", 2),
+        received=parts("out.0", 2),
+    ),
+    Case("redistribute@1", "all_gather_into_tensor", (0, 2), sent=INPUT, received=("out.0",)),
+]
+
+ODD = ["all_reduce_never_waited_for@1", "broadcast_object_list@1"]
+"""Collectives with tests of their own."""
+
+ARGUMENTS = [*(case.name for case in CASES), *ODD]
+STEPS = {name: step for step, name in enumerate(ARGUMENTS, 1)}
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("collectives")
+
+
+@pytest.fixture(scope="module")
+def jobs(folder: Path) -> Iterator[Jobs]:
+    jobs, preloaded = Jobs(), Preloaded("torch.distributed.tensor")
+    for name, twist, options in (
+        ("a", "", {}),
+        ("twin", "", {"rehash": True}),
+        ("twisted", "1", {}),
+        ("unrecorded", "", None),
+    ):
+        record = None if options is None else {"path": str(folder / name), "level": "op", **options}
+        jobs.add(
+            name,
+            preloaded.run_ranks,
+            PROGRAMS / "collectives.py",
+            *ARGUMENTS,
+            num_ranks=3,
+            env={"TWIST": twist},
+            record=record,
+            output=folder / f"{name}.txt",
+        )
+    yield jobs
+    jobs.close()
+    preloaded.close()
+
+
+def got(jobs: Jobs, name: str) -> list[str]:
+    return sorted(line for line in jobs[name].splitlines() if line.startswith("got "))
+
+
+def test_every_rank_gets_what_it_gets_unrecorded(jobs: Jobs) -> None:
+    expected = got(jobs, "unrecorded")
+    assert len(expected) == 3 * len(ARGUMENTS)
+    assert got(jobs, "a") == expected
+    assert got(jobs, "twin") == expected
+
+
+def test_twins_are_identical(jobs: Jobs, folder: Path) -> None:
+    assert jobs["a"] and jobs["twin"]
+    verdict = compare_json(folder / "a", folder / "twin")
+    assert verdict["verdict"] == "identical", verdict["summary"]
+    assert verdict["notes"] == []
+
+
+@each_case
+def test_the_op_before_it_is_the_origin_and_who_got_it_a_receiver(
+    jobs: Jobs, folder: Path, case: Case
+) -> None:
+    assert jobs["a"] and jobs["twisted"]
+    verdict = fpdiff.compare(folder / "a", folder / "twisted", steps=str(STEPS[case.name]))
+    rank = int(case.name[-1])
+    assert [(o.rank, o.op, o.class_) for o in verdict.origins] == [
+        (rank, "aten.add_.Tensor", "arguments")
+    ]
+    assert [r.rank for r in verdict.receivers] == list(case.receivers)
+    for receiver in verdict.receivers:
+        assert receiver.from_ == [rank]
+
+
+@each_case
+def test_what_is_given_and_what_is_got_are_events(jobs: Jobs, folder: Path, case: Case) -> None:
+    assert jobs["a"]
+    for rank, kinds in events(folder / "a", case).items():
+        for kind, ranks, slots in (
+            ("sent", case.gives, case.sent),
+            ("received", case.gets, case.received),
+        ):
+            found = [(op, slot) for k, op, slot, _ in kinds if k == kind]
+            expected = [(case.op, slot) for slot in slots] if rank in ranks else []
+            assert sorted(found) == expected
+    assert {members for rows in events(folder / "a", case).values() for *_, members in rows} == set(
+        case.members
+    )
+
+
+def events(run: Path, case: Case) -> dict[int, list[tuple[str, str, str, str]]]:
+    """Return (kind, op, slot, members) of what each rank gave and got in a case's step."""
+    found = {}
+    for rank, record in fpdiff.open_run(run).ranks.items():
+        sites = {row["site"]: row for row in record.sites().to_pylist()}
+        rows = [sites[e["site"]] for e in record.events(STEPS[case.name]).to_pylist()]
+        found[rank] = [
+            (row["kind"], row["op"].split(".")[1], row["slot"], row["members"])
+            for row in rows
+            if row["kind"] in ("sent", "received")
+        ]
+    return found
+
+
+def test_what_is_never_waited_for_is_a_blind_spot_and_no_difference(
+    jobs: Jobs, folder: Path
+) -> None:
+    assert jobs["a"] and jobs["twisted"]
+    step = str(STEPS["all_reduce_never_waited_for@1"])
+    assert fpdiff.compare(folder / "a", folder / "twisted", steps=step).verdict == "identical"
+    for record in fpdiff.open_run(folder / "a").ranks.values():
+        assert record.info["blind_spots"]["collective output that no op read in its step"]
