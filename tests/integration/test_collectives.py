@@ -1,8 +1,9 @@
 """Every collective at rung op, on three gloo processes: who gave what, who got it, who began it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import PROGRAMS, Jobs, Preloaded, compare_json
@@ -25,6 +26,7 @@ class Case:
         gives: ranks that give something; `gets` those that read what they got.
         sent: slots of what is given; `received` of what was got.
         members: the ranks that take part; of messages, those of each, in no order.
+        answer: what the sites name the op that gets, if it is another one.
     """
 
     name: str
@@ -35,13 +37,70 @@ class Case:
     sent: tuple[str, ...] = TENSOR
     received: tuple[str, ...] = TENSOR
     members: tuple[str, ...] = (WORLD,)
+    answer: str = ""
 
 
 def parts(slot: str, num: int = 3) -> tuple[str, ...]:
     return tuple(f"{slot}.{index}" for index in range(num))
 
 
+def message(name: str, members: str = "0>1", *, num: int = 1) -> Case:
+    """Return the case of as many messages from one rank to another."""
+    source, target = int(members[0]), int(members[2])
+    slots = TENSOR * num
+    return Case(
+        f"{name}@{source}",
+        op="send",
+        answer="recv_",
+        receivers=(target,),
+        gives=(source,),
+        gets=(target,),
+        sent=slots,
+        received=slots,
+        members=(members,),
+    )
+
+
 CASES = [
+    message("send"),
+    message("isend", "2>1", num=2),
+    message("send_within_a_module"),
+    message("send_between_steps"),
+    message("stage"),
+    message("pipeline", num=2),
+    replace(message("tags_in_another_order", num=2), members=("0>1 tag 3", "0>1 tag 4")),
+    replace(message("recv_from_anybody"), answer="recv_any_source_", members=("0>1", "0,1,2>1")),
+    replace(
+        message("recv_from_anybody_between_steps"),
+        answer="recv_any_source_",
+        members=("0>1", "0,1,2>1"),
+    ),
+    message("sub_group_send", "2>1"),
+    replace(
+        message("functional_isend"),
+        op="isend",
+        answer="irecv",
+        sent=("tensor",),
+        received=("out.0",),
+    ),
+    Case("batch_isend_irecv@1", "send", (2,), answer="recv_", members=("0>1", "1>2", "2>0")),
+    Case(
+        "functional_batch@1",
+        "batch_p2p_ops",
+        (2,),
+        received=("out.0.1",),
+        members=("0>1", "1>2", "2>0"),
+    ),
+    Case("reduce@0", "reduce_", (1,), gets=(1,)),
+    Case("reduce_read_by_all@1", "reduce_", (0, 2)),
+    Case(
+        "gather@0",
+        "gather_",
+        (1,),
+        gets=(1,),
+        sent=("input_tensors.0",),
+        received=parts("output_tensors.0"),
+    ),
     Case("broadcast@1", "broadcast_", (0, 2), gives=(1,)),
     Case(
         "all_gather@1",
@@ -89,6 +148,7 @@ CASES = [
     Case("all_to_all_single@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
     Case("all_to_all_uneven@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
     Case("all_reduce@1", "allreduce_", (0, 2)),
+    Case("all_reduce_between_steps@1", "allreduce_", (0, 2)),
     Case("all_reduce_waited_for_later@1", "allreduce_", (0, 2)),
     Case("all_reduce_coalesced@1", "allreduce_coalesced_", (0, 2), sent=TENSORS, received=TENSORS),
     Case("coalesced_all_reduces@1", "allreduce_coalesced_", (0, 2), sent=TENSORS, received=TENSORS),
@@ -107,6 +167,26 @@ CASES = [
         received=parts("outputs", 2),
     ),
     Case("sub_group@2", "broadcast_", (1,), gives=(2,), gets=(1, 2), members=("1,2",)),
+    Case(
+        "sub_group_gather@1",
+        "gather_",
+        (2,),
+        gives=(1, 2),
+        gets=(2,),
+        sent=("input_tensors.0",),
+        received=parts("output_tensors.0", 2),
+        members=("1,2",),
+    ),
+    Case(
+        "functional_sub_group@1",
+        "all_reduce",
+        (2,),
+        gives=(1, 2),
+        gets=(1, 2),
+        sent=INPUT,
+        received=("out.0",),
+        members=("1,2",),
+    ),
     Case("functional_all_reduce@1", "all_reduce", (0, 2), sent=INPUT, received=("out.0",)),
     Case(
         "functional_all_gather_tensor@1",
@@ -139,10 +219,33 @@ CASES = [
         sent=parts("inputs", 2),
         received=parts("out.0", 2),
     ),
+    Case(
+        "functional_broadcast_in_place@1",
+        "broadcast_",
+        (0, 2),
+        gives=(1,),
+        sent=INPUT,
+        received=INPUT,
+    ),
+    Case("functional_all_reduce_in_place@1", "all_reduce_", (0, 2), sent=INPUT, received=INPUT),
+    Case(
+        "functional_all_reduce_coalesced_in_place@1",
+        "all_reduce_coalesced_",
+        (0, 2),
+        sent=parts("inputs", 2),
+        received=parts("inputs", 2),
+    ),
+    Case(
+        "all_gather_twice@1",
+        "_allgather_base_",
+        (0, 2),
+        sent=("input_tensor",) * 2,
+        received=("output_tensor",) * 2,
+    ),
     Case("redistribute@1", "all_gather_into_tensor", (0, 2), sent=INPUT, received=("out.0",)),
 ]
 
-ODD = ["all_reduce_never_waited_for@1", "broadcast_object_list@1"]
+ODD = ["all_reduce_never_waited_for@1", "overwritten@1", "broadcast_object_list@1"]
 """Collectives with tests of their own."""
 
 ARGUMENTS = [*(case.name for case in CASES), *ODD]
@@ -159,11 +262,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def jobs(folder: Path) -> Iterator[Jobs]:
     jobs, preloaded = Jobs(), Preloaded("torch.distributed.tensor")
-    for name, twist, options in (
-        ("a", "", {}),
-        ("twin", "", {"rehash": True}),
-        ("twisted", "1", {}),
-        ("unrecorded", "", None),
+    for name, variables, options in (
+        ("a", {}, {}),
+        ("twin", {"RENAME": 1}, {"rehash": True}),
+        ("twisted", {"TWIST": 1}, {}),
+        ("unrecorded", {}, None),
     ):
         record = None if options is None else {"path": str(folder / name), "level": "op", **options}
         jobs.add(
@@ -172,7 +275,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
             PROGRAMS / "collectives.py",
             *ARGUMENTS,
             num_ranks=3,
-            env={"TWIST": twist},
+            env=variables,
             record=record,
             output=folder / f"{name}.txt",
         )
@@ -217,31 +320,36 @@ def test_the_op_before_it_is_the_origin_and_who_got_it_a_receiver(
 @each_case
 def test_what_is_given_and_what_is_got_are_events(jobs: Jobs, folder: Path, case: Case) -> None:
     assert jobs["a"]
-    for rank, kinds in events(folder / "a", case).items():
-        for kind, ranks, slots in (
-            ("sent", case.gives, case.sent),
-            ("received", case.gets, case.received),
+    members = set()
+    for rank in THREE:
+        for kind, op, ranks, slots in (
+            ("sent", case.op, case.gives, case.sent),
+            ("received", case.answer or case.op, case.gets, case.received),
         ):
-            found = [(op, slot) for k, op, slot, _ in kinds if k == kind]
-            expected = [(case.op, slot) for slot in slots] if rank in ranks else []
-            assert sorted(found) == expected
-    assert {members for rows in events(folder / "a", case).values() for *_, members in rows} == set(
-        case.members
-    )
+            sites = [site for site, _ in events(folder / "a", rank, case.name, kind)]
+            found = sorted((site["op"].split(".")[1], site["slot"]) for site in sites)
+            assert found == [(op, slot) for slot in slots if rank in ranks]
+            # Calls of the same op are told apart by their number.
+            assert len({(s["slot"], s["members"], s["occurrence"]) for s in sites}) == len(sites)
+            members |= {site["members"] for site in sites}
+    assert members == set(case.members)
 
 
-def events(run: Path, case: Case) -> dict[int, list[tuple[str, str, str, str]]]:
-    """Return (kind, op, slot, members) of what each rank gave and got in a case's step."""
-    found = {}
-    for rank, record in fpdiff.open_run(run).ranks.items():
-        sites = {row["site"]: row for row in record.sites().to_pylist()}
-        rows = [sites[e["site"]] for e in record.events(STEPS[case.name]).to_pylist()]
-        found[rank] = [
-            (row["kind"], row["op"].split(".")[1], row["slot"], row["members"])
-            for row in rows
-            if row["kind"] in ("sent", "received")
-        ]
-    return found
+def events(run: Path, rank: int, name: str, kind: str) -> list[tuple[dict[str, Any], bytes]]:
+    """Return site and digest of the events of a kind in a collective's step."""
+    record = fpdiff.open_run(run).ranks[rank]
+    sites = {row["site"]: row for row in record.sites().to_pylist()}
+    found = [(sites[e["site"]], e["digest"]) for e in record.events(STEPS[name]).to_pylist()]
+    return [(site, digest) for site, digest in found if site["kind"] == kind]
+
+
+def test_an_output_is_recorded_before_it_is_overwritten(jobs: Jobs, folder: Path) -> None:
+    assert jobs["a"] and jobs["twisted"]
+    for name, numbers in (("overwritten@1", [0]), ("all_gather_twice@1", [1])):
+        for rank in THREE:
+            a, b = (events(folder / run, rank, name, "received") for run in ("a", "twisted"))
+            differing = [x[0]["occurrence"] for x, y in zip(a, b, strict=True) if x[1] != y[1]]
+            assert differing == numbers
 
 
 def test_what_is_never_waited_for_is_a_blind_spot_and_no_difference(

@@ -1,12 +1,14 @@
 """Does one collective a step among three ranks; arguments are `name` or `name@rank`.
 
-With TWIST set, the part of that rank in that collective is another.
+With TWIST set, the part of that rank in that collective is another. With RENAME set, the group of
+ranks 1 and 2 has another name.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as functional
@@ -40,6 +42,12 @@ class Reader(nn.Module):
 
 def rank() -> int:
     return distributed.get_rank()
+
+
+def world() -> Any:
+    group = distributed.group.WORLD
+    assert group is not None
+    return group.group_name
 
 
 def like(x: Tensor, count: int) -> list[Tensor]:
@@ -102,8 +110,8 @@ def recv_from_anybody(x: Tensor) -> list[Tensor]:
 def send_within_a_module(x: Tensor) -> list[Tensor]:
     """The two ends are in different places of the program, as in a pipeline."""
     if rank() == 0:
-        return [Sending()(x)]
-    if rank() == 1:
+        Sending(x)()
+    elif rank() == 1:
         out = torch.empty_like(x)
         distributed.recv(out, 0)
         return [out]
@@ -123,10 +131,43 @@ def stage(x: Tensor) -> list[Tensor]:
     return []
 
 
+@collective
+def pipeline(x: Tensor) -> list[Tensor]:
+    """Of the same message the sender counts another microbatch than the receiver."""
+    got = []
+    for part in (torch.ones_like(x), x):
+        if rank() == 0:
+            nn.Identity()(torch.ones(1))
+            distributed.send(part, 1)
+        elif rank() == 1:
+            got.append(torch.empty_like(x))
+            distributed.recv(got[-1], 0)
+            nn.Identity()(torch.ones(1))
+    return got
+
+
+@collective
+def send_between_steps(x: Tensor) -> list[Tensor]:
+    return send(x)
+
+
+@collective
+def recv_from_anybody_between_steps(x: Tensor) -> list[Tensor]:
+    return recv_from_anybody(x)
+
+
+@collective
+def all_reduce_between_steps(x: Tensor) -> list[Tensor]:
+    return all_reduce(x)
+
+
 class Sending(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        distributed.send(x, 1)
-        return x
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
+
+    def forward(self) -> None:
+        distributed.send(self.x, 1)
 
 
 @collective
@@ -301,82 +342,112 @@ def coalesced_reduce_scatters(x: Tensor) -> list[Tensor]:
     return got
 
 
-GROUPS: list[object] = []
+PAIR: list[Any] = []
+"""The group of ranks 1 and 2."""
 
 
 @collective
 def sub_group(x: Tensor) -> list[Tensor]:
-    if not rank():
-        return []
-    # Only its members make it: on rank 0 the next group would have another name.
-    group = distributed.new_group([1, 2], use_local_synchronization=True)
-    GROUPS.append(group)
-    distributed.broadcast(x, 2, group=group)
-    return [x]
+    if rank():
+        distributed.broadcast(x, 2, group=PAIR[0])
+    return [x] if rank() else []
+
+
+@collective
+def sub_group_gather(x: Tensor) -> list[Tensor]:
+    got = like(x, 2) if rank() == 2 else None
+    if rank():
+        distributed.gather(x, got, dst=2, group=PAIR[0])
+    return got or []
+
+
+@collective
+def sub_group_send(x: Tensor) -> list[Tensor]:
+    got = like(x, 1) if rank() == 1 else []
+    if rank() == 2:
+        distributed.send(x, 1, group=PAIR[0])
+    for out in got:
+        distributed.recv(out, 2, group=PAIR[0])
+    return got
+
+
+@collective
+def functional_sub_group(x: Tensor) -> list[Tensor]:
+    return [functional.all_reduce(x, "sum", PAIR[0])] if rank() else []
 
 
 @collective
 def functional_all_reduce(x: Tensor) -> list[Tensor]:
-    return [functional.all_reduce(x, "sum", distributed.group.WORLD)]
+    return [functional.all_reduce(x, "sum", world())]
 
 
 @collective
 def functional_all_gather_tensor(x: Tensor) -> list[Tensor]:
-    return [functional.all_gather_tensor(x, 0, distributed.group.WORLD)]
+    return [functional.all_gather_tensor(x, 0, world())]
 
 
 @collective
 def functional_reduce_scatter_tensor(x: Tensor) -> list[Tensor]:
-    return [functional.reduce_scatter_tensor(x, "sum", 0, distributed.group.WORLD)]
+    return [functional.reduce_scatter_tensor(x, "sum", 0, world())]
 
 
 @collective
 def functional_all_to_all_single(x: Tensor) -> list[Tensor]:
-    return [functional.all_to_all_single(x, None, None, distributed.group.WORLD)]
+    return [functional.all_to_all_single(x, None, None, world())]
 
 
 @collective
 def functional_broadcast(x: Tensor) -> list[Tensor]:
-    return [functional.broadcast(x, 1, distributed.group.WORLD)]
+    return [functional.broadcast(x, 1, world())]
 
 
 @collective
 def functional_all_reduce_coalesced(x: Tensor) -> list[Tensor]:
-    return functional.all_reduce_coalesced([x, x.mul(2)], "sum", distributed.group.WORLD)
+    return functional.all_reduce_coalesced([x, x.mul(2)], "sum", world())
 
 
 @collective
 def functional_broadcast_in_place(x: Tensor) -> list[Tensor]:
-    name = distributed.group.WORLD.group_name
     ops = torch.ops._c10d_functional
-    return [ops.wait_tensor(ops.broadcast_(x, 1, name))]
+    return [ops.wait_tensor(ops.broadcast_(x, 1, world()))]
+
+
+@collective
+def functional_all_reduce_in_place(x: Tensor) -> list[Tensor]:
+    ops = torch.ops._c10d_functional
+    return [ops.wait_tensor(ops.all_reduce_(x, "sum", world()))]
+
+
+@collective
+def functional_all_reduce_coalesced_in_place(x: Tensor) -> list[Tensor]:
+    ops = torch.ops._c10d_functional
+    done = ops.all_reduce_coalesced_([x, x.mul(2)], "sum", world())
+    return [ops.wait_tensor(one) for one in done]
 
 
 @collective
 def functional_isend(x: Tensor) -> list[Tensor]:
-    name = distributed.group.WORLD.group_name
     ops = torch.ops._c10d_functional
     if rank() == 0:
-        ops.wait_tensor(ops.isend(x, 1, 0, name))
+        ops.wait_tensor(ops.isend(x, 1, 0, world()))
     elif rank() == 1:
-        return [ops.wait_tensor(ops.irecv(torch.empty_like(x), 0, 0, name))]
+        return [ops.wait_tensor(ops.irecv(torch.empty_like(x), 0, 0, world()))]
     return []
 
 
 @collective
 def functional_batch(x: Tensor) -> list[Tensor]:
-    name = distributed.group.WORLD.group_name
     ops = torch.ops._c10d_functional
     peers = [(rank() + 1) % 3, (rank() - 1) % 3]
     tensors = [x, torch.empty_like(x)]
-    done = ops.batch_p2p_ops(["isend", "irecv"], peers, [0, 0], tensors, name)
+    done = ops.batch_p2p_ops(["isend", "irecv"], peers, [0, 0], tensors, world())
     return [[ops.wait_tensor(one) for one in done][1]]
 
 
 @collective
 def redistribute(x: Tensor) -> list[Tensor]:
     mesh = init_device_mesh("cpu", (3,))
-    sharded = DTensor.from_local(x, mesh, [Shard(0)])
+    sharded: Any = DTensor.from_local(x, mesh, [Shard(0)])
     whole = sharded.redistribute(mesh, [Replicate()])
     again = whole.mul(2).redistribute(mesh, [Shard(0)])
     return [whole.to_local(), again.to_local()]
@@ -392,12 +463,16 @@ def broadcast_object_list(x: Tensor) -> list[Tensor]:
 
 def main() -> None:
     distributed.init_process_group("gloo")
+    if os.environ.get("RENAME"):
+        distributed.new_group()  # Names are numbers.
+    PAIR.append(distributed.new_group([1, 2]))
     model = Reader()
     twisted = bool(os.environ.get("TWIST"))
     for step, argument in enumerate(sys.argv[1:], 1):
         name, _, where = argument.partition("@")
         fpdiff.step(step)
-        model.read([])
+        if "between" not in name:
+            model.read([])
         part = torch.arange(6.0).add(10 * rank() + step)
         part.add_(1.0 if twisted and where == str(rank()) else 0.0)
         got = COLLECTIVES[name](part)
