@@ -110,6 +110,13 @@ CASES = [
         received=parts("output_tensors.0"),
     ),
     Case(
+        "all_gather_coalesced@1",
+        "allgather_coalesced_",
+        (0, 2),
+        sent=parts("input_list", 2),
+        received=tuple(slot for i in range(3) for slot in parts(f"output_lists.{i}", 2)),
+    ),
+    Case(
         "all_gather_into_tensor@1",
         "_allgather_base_",
         (0, 2),
@@ -245,7 +252,7 @@ CASES = [
     Case("redistribute@1", "all_gather_into_tensor", (0, 2), sent=INPUT, received=("out.0",)),
 ]
 
-ODD = ["all_reduce_never_waited_for@1", "overwritten@1", "broadcast_object_list@1"]
+ODD = ["all_reduce_never_waited_for@1", "overwritten@1", "objects@1"]
 """Collectives with tests of their own."""
 
 ARGUMENTS = [*(case.name for case in CASES), *ODD]

@@ -209,6 +209,13 @@ def all_gather(x: Tensor) -> list[Tensor]:
 
 
 @collective
+def all_gather_coalesced(x: Tensor) -> list[Tensor]:
+    got = [like(x, 2) for _ in range(3)]
+    distributed.all_gather_coalesced(got, [x, x.mul(2)])
+    return [tensor for tensors in got for tensor in tensors]
+
+
+@collective
 def all_gather_into_tensor(x: Tensor) -> list[Tensor]:
     out = x.new_empty(3 * len(x))
     distributed.all_gather_into_tensor(out, x)
@@ -454,11 +461,16 @@ def redistribute(x: Tensor) -> list[Tensor]:
 
 
 @collective
-def broadcast_object_list(x: Tensor) -> list[Tensor]:
-    objects = [{"sum": float(x.sum())} if rank() == 1 else None]
-    distributed.broadcast_object_list(objects, src=1)
-    assert objects[0] is not None
-    return [torch.tensor(objects[0]["sum"])]
+def objects(x: Tensor) -> list[Tensor]:
+    one: list[Any] = [float(x.sum()) if rank() == 1 else None]
+    distributed.broadcast_object_list(one, src=1)
+    every: list[Any] = [None] * 3
+    distributed.all_gather_object(every, one[0] * rank())
+    distributed.barrier()
+    distributed.scatter_object_list(one, every if rank() == 2 else None, src=2)
+    gathered: list[Any] = [None] * 3
+    distributed.gather_object(one[0], gathered if rank() == 0 else None)
+    return [torch.tensor(every), torch.tensor([number or 0.0 for number in gathered])]
 
 
 def main() -> None:
