@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Meeting, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.findings import Candidate, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Receiver
@@ -215,8 +216,8 @@ class Attribution:
         missing = sorted({rank for source in sources for rank in source.missing})
         meeting = sources[0].meeting
         if meeting is not None:
-            via = base_name(meeting.op) + (f" in the {meeting.phase}" if meeting.phase else "")
-            via += f" (ranks {meeting.group}, call {meeting.occurrence})"
+            number = "" if meeting.number is None else f", call {meeting.number}"
+            via = f"{base_name(meeting.op)} in the {meeting.phase} (ranks {meeting.group}{number})"
         else:
             via = self._reduction(found, senders)
         if not senders:

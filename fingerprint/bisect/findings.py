@@ -1,13 +1,13 @@
 """What a rank's first differing step holds, in little: its events can be let go."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
 from fpdiff.fingerprint.bisect.classify import component_of
+from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
     blocks,
@@ -26,32 +26,6 @@ _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "othe
 
 Place = tuple[str, str]
 """(module, slot)."""
-
-
-class Meeting(NamedTuple):
-    """A collective, called alike on all of its ranks, or a message, which has no phase."""
-
-    phase: str
-    microbatch: int
-    op: str
-    group: str
-    occurrence: int
-
-    @property
-    def ranks(self) -> frozenset[int]:
-        """The ranks that take part."""
-        group = self.group.partition(" ")[0]
-        return frozenset(int(r) for r in group.replace(">", ",").split(","))
-
-    def among(self, given: "frozenset[Meeting]") -> "frozenset[Meeting]":
-        """Return which of the collectives that a rank gave something to may be this one.
-
-        What was received from anybody may be any message to its receiver.
-        """
-        senders, _, target = self.group.partition(">")
-        if not target or "," not in senders:
-            return given & {self}
-        return frozenset(m for m in given if m.group.partition(">")[2] == target)
 
 
 @dataclass(frozen=True)
@@ -252,12 +226,7 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
 
 
 def _meeting(aligned: Aligned, row: int) -> Meeting:
-    arm, index = aligned.arm_of(row)
-    site = arm.site_of(index)
-    if ">" in site["members"]:  # A send and its receive are two ops and one meeting.
-        return Meeting("", 0, "send", site["members"], site["occurrence"])
-    microbatch = int(arm.microbatch[index])
-    return Meeting(site["phase"], microbatch, site["op"], site["members"], site["occurrence"])
+    return meeting_of(*aligned.arm_of(row))
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

@@ -7,7 +7,8 @@ a rank sends is such a thing, unless it counts where it was received.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from fpdiff.fingerprint.bisect.findings import Meeting, RankFindings, examine, given
+from fpdiff.fingerprint.bisect.findings import RankFindings, examine, given
+from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.tier import RankTier
 
 _At = tuple[int, int]

@@ -20,12 +20,7 @@ OpPlace = tuple[str, str, int, "str | None", "str | None", int]
 
 
 def place_of(point: Point, microbatch: int) -> OpPlace:
-    """Return within what a point's op is counted.
-
-    Messages are counted alike at both of their ends, which may be anywhere in their programs.
-    """
-    if point.members is not None and ">" in point.members:
-        return "", "", 0, "message", point.members, 0
+    """Return within what a point's op is counted."""
     return point.phase, point.module, point.call, point.op, point.members, microbatch
 
 

@@ -26,7 +26,7 @@ class Case:
         gives: ranks that give something; `gets` those that read what they got.
         sent: slots of what is given; `received` of what was got.
         members: the ranks that take part; of messages, those of each, in no order.
-        answer: what the sites name the op that gets, if it is another one.
+        answers: for each of `received`, what the sites name the op, if it is another one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Case:
     sent: tuple[str, ...] = TENSOR
     received: tuple[str, ...] = TENSOR
     members: tuple[str, ...] = (WORLD,)
-    answer: str = ""
+    answers: tuple[str, ...] = ()
 
 
 def parts(slot: str, num: int = 3) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def message(name: str, members: str = "0>1", *, num: int = 1) -> Case:
     return Case(
         f"{name}@{source}",
         op="send",
-        answer="recv_",
+        answers=("recv_",) * num,
         receivers=(target,),
         gives=(source,),
         gets=(target,),
@@ -69,21 +69,34 @@ CASES = [
     message("stage"),
     message("pipeline", num=2),
     replace(message("tags_in_another_order", num=2), members=("0>1 tag 3", "0>1 tag 4")),
-    replace(message("recv_from_anybody"), answer="recv_any_source_", members=("0>1", "0,1,2>1")),
+    replace(
+        message("recv_from_anybody"), answers=("recv_any_source_",), members=("0>1", "0,1,2>1")
+    ),
     replace(
         message("recv_from_anybody_between_steps"),
-        answer="recv_any_source_",
+        answers=("recv_any_source_",),
+        members=("0>1", "0,1,2>1"),
+    ),
+    Case(
+        "answer_to_anybody@0",
+        "send",
+        (1,),
+        gives=(0,),
+        gets=(1,),
+        sent=TENSOR * 2,
+        received=TENSOR * 2,
+        answers=("recv_", "recv_any_source_"),
         members=("0>1", "0,1,2>1"),
     ),
     message("sub_group_send", "2>1"),
     replace(
         message("functional_isend"),
         op="isend",
-        answer="irecv",
+        answers=("irecv",),
         sent=("tensor",),
         received=("out.0",),
     ),
-    Case("batch_isend_irecv@1", "send", (2,), answer="recv_", members=("0>1", "1>2", "2>0")),
+    Case("batch_isend_irecv@1", "send", (2,), answers=("recv_",), members=("0>1", "1>2", "2>0")),
     Case(
         "functional_batch@1",
         "batch_p2p_ops",
@@ -155,6 +168,7 @@ CASES = [
     Case("all_to_all_single@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
     Case("all_to_all_uneven@1", "alltoall_base_", (0, 2), sent=INPUT, received=("output",)),
     Case("all_reduce@1", "allreduce_", (0, 2)),
+    Case("all_reduce_in_different_places@1", "allreduce_", (0, 2)),
     Case("all_reduce_between_steps@1", "allreduce_", (0, 2)),
     Case("all_reduce_waited_for_later@1", "allreduce_", (0, 2)),
     Case("all_reduce_coalesced@1", "allreduce_coalesced_", (0, 2), sent=TENSORS, received=TENSORS),
@@ -329,15 +343,17 @@ def test_what_is_given_and_what_is_got_are_events(jobs: Jobs, folder: Path, case
     assert jobs["a"]
     members = set()
     for rank in THREE:
-        for kind, op, ranks, slots in (
-            ("sent", case.op, case.gives, case.sent),
-            ("received", case.answer or case.op, case.gets, case.received),
+        answers = case.answers or (case.op,) * len(case.received)
+        for kind, ranks, expected in (
+            ("sent", case.gives, [(case.op, slot) for slot in case.sent]),
+            ("received", case.gets, list(zip(answers, case.received, strict=True))),
         ):
             sites = [site for site, _ in events(folder / "a", rank, case.name, kind)]
             found = sorted((site["op"].split(".")[1], site["slot"]) for site in sites)
-            assert found == [(op, slot) for slot in slots if rank in ranks]
+            assert found == (expected if rank in ranks else [])
             # Calls of the same op are told apart by their number.
-            assert len({(s["slot"], s["members"], s["occurrence"]) for s in sites}) == len(sites)
+            names = ("op", "slot", "members", "occurrence")
+            assert len({tuple(site[name] for name in names) for site in sites}) == len(sites)
             members |= {site["members"] for site in sites}
     assert members == set(case.members)
 

@@ -107,6 +107,19 @@ def recv_from_anybody(x: Tensor) -> list[Tensor]:
 
 
 @collective
+def answer_to_anybody(x: Tensor) -> list[Tensor]:
+    """Who sent the first message is asked for the second."""
+    if rank() == 0:
+        distributed.send(torch.ones_like(x), 1)
+        distributed.send(x, 1)
+    elif rank() == 1:
+        first, second = like(x, 2)
+        distributed.recv(second, distributed.recv(first))
+        return [first, second]
+    return []
+
+
+@collective
 def send_within_a_module(x: Tensor) -> list[Tensor]:
     """The two ends are in different places of the program, as in a pipeline."""
     if rank() == 0:
@@ -159,6 +172,27 @@ def recv_from_anybody_between_steps(x: Tensor) -> list[Tensor]:
 @collective
 def all_reduce_between_steps(x: Tensor) -> list[Tensor]:
     return all_reduce(x)
+
+
+@collective
+def all_reduce_in_different_places(x: Tensor) -> list[Tensor]:
+    """One rank is in a module, another has run modules more often than the third."""
+    if rank() == 0:
+        Reducing(x)()
+    else:
+        if rank() == 1:
+            nn.Identity()(torch.ones(1))
+        distributed.all_reduce(x)
+    return [x]
+
+
+class Reducing(nn.Module):
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
+
+    def forward(self) -> None:
+        distributed.all_reduce(self.x)
 
 
 class Sending(nn.Module):
