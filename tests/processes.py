@@ -212,13 +212,16 @@ class Preloaded:
         output: Path,
         env: Mapping[str, object] | None = None,
         record: dict[str, Any] | None = None,
+        num_ranks: int = 2,
     ) -> str:
-        """Run a script as both ranks of a job, as torchrun would; return what they printed."""
+        """Run a script as all ranks of a job, as torchrun would; return what they printed."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        job = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        outputs = [output.with_name(f"{output.stem} {rank}{output.suffix}") for rank in (0, 1)]
+        job = {"WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        outputs = [
+            output.with_name(f"{output.stem} {rank}{output.suffix}") for rank in range(num_ranks)
+        ]
         pids = [
             self.start(
                 script,

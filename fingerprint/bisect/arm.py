@@ -1,5 +1,6 @@
 """One run's events of a step, as arrays."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -108,6 +109,42 @@ class Arm:
         """Return an event's row of SITES."""
         return self.sites.rows[int(self.site[index])]
 
+    def call_of(self, index: int) -> tuple[Any, ...]:
+        """Return what the events of one call of an op have in common."""
+        site = self.site_of(index)
+        names = ("phase", "module", "call", "op", "members", "occurrence")
+        return int(self.microbatch[index]), *(site[name] for name in names)
+
+    @cached_property
+    def launches(self) -> dict[tuple[Any, ...], int]:
+        """Number the calls of each collective, and all messages, in each group by their launch.
+
+        A call's first event is of what it was given or told, when it was launched: what it got may
+        come in another order.
+        """
+        numbers: dict[tuple[Any, ...], int] = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        for index in self._collectives:
+            call = self.call_of(index)
+            if call not in numbers:
+                site = self.site_of(index)
+                group = "" if ">" in site["members"] else site["op"], site["members"]
+                numbers[call] = counts[group]
+                counts[group] += 1
+        return numbers
+
+    @cached_property
+    def asked_anybody(self) -> frozenset[str]:
+        """Return the receivers, with tags, of messages that were received from anybody."""
+        groups = {self.site_of(index)["members"] for index in self._collectives}
+        routes = (group.partition(">") for group in groups)
+        return frozenset(target for senders, _, target in routes if target and "," in senders)
+
+    @cached_property
+    def _collectives(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self.sites.having(_is_collective)[self.site]).tolist()
+        return found
+
     def direct(self, index: int) -> Ints:
         """Return the indices of the events that an event names as its inputs, in order."""
         event, producer = self.edges
@@ -174,3 +211,7 @@ def _digests(table: pa.Table) -> npt.NDArray[np.uint64]:
     words = np.frombuffer(storage.buffers()[1], np.uint64) if len(storage) else np.zeros(0, "u8")
     start = 2 * storage.offset
     return words[start : start + 2 * len(storage)].reshape(-1, 2)
+
+
+def _is_collective(site: Site) -> bool:
+    return site["members"] is not None

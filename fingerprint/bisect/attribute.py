@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Meeting, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.findings import Candidate, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Receiver
@@ -181,11 +182,11 @@ class Attribution:
         peer = self._found.get(rank)
         if peer is None or peer.step > step:
             # All that differs there may have led to nothing, on that rank.
-            return meeting in self._given_idly(rank, step)
+            return bool(meeting.among(self._given_idly(rank, step)))
         if peer.step < step:  # What it gave since may differ too: its events are not at hand.
             later = peer.tier.differences.get(step)
             return later is not None and later.any
-        return meeting in peer.given
+        return bool(meeting.among(peer.given))
 
     def _given_idly(self, rank: int, step: int) -> frozenset[Meeting]:
         if (rank, step) not in self._given:
@@ -215,8 +216,8 @@ class Attribution:
         missing = sorted({rank for source in sources for rank in source.missing})
         meeting = sources[0].meeting
         if meeting is not None:
-            via = f"{base_name(meeting.op)} in the {meeting.phase}"
-            via += f" (ranks {meeting.group}, call {meeting.occurrence})"
+            number = "" if meeting.number is None else f", call {meeting.number}"
+            via = f"{base_name(meeting.op)} in the {meeting.phase} (ranks {meeting.group}{number})"
         else:
             via = self._reduction(found, senders)
         if not senders:

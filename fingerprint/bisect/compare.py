@@ -16,6 +16,7 @@ from fpdiff.fingerprint.bisect.preflight import (
     settings_of,
     steps_text,
 )
+from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
@@ -73,6 +74,7 @@ def compare_runs(
         tier.release()
         if progress is not None:
             progress(done + 1, len(common.ranks))
+    found = with_senders(found, tiers)
     notes = [
         *([continuation.note] if continuation is not None and continuation.shift else []),
         *common.notes,

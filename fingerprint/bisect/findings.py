@@ -1,13 +1,13 @@
 """What a rank's first differing step holds, in little: its events can be let go."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
 from fpdiff.fingerprint.bisect.classify import component_of
+from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
     blocks,
@@ -26,21 +26,6 @@ _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "othe
 
 Place = tuple[str, str]
 """(module, slot)."""
-
-
-class Meeting(NamedTuple):
-    """A collective, called alike on all of its ranks."""
-
-    phase: str
-    microbatch: int
-    op: str
-    group: str
-    occurrence: int
-
-    @property
-    def ranks(self) -> frozenset[int]:
-        """The ranks that take part."""
-        return frozenset(int(r) for r in self.group.replace(">", ",").split(","))
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,8 @@ class RankFindings:
         candidates: in program order.
         sent: places of the rank's own gradients that differ.
         received: places of the gradients that differ where the optimizer sees them.
-        given: collectives to which the rank gave something that differs.
+        given: collectives to which the rank gave something that differs; `idle` those among them
+            to which it led on other ranks alone, if at all.
         has_local: places of all of the rank's own gradients, equal or not.
         evaluation: "A" or "B" if only that run evaluated the model in the step, else "".
     """
@@ -90,18 +76,31 @@ class RankFindings:
     sent: frozenset[Place]
     received: frozenset[Place]
     given: frozenset[Meeting]
+    idle: frozenset[Meeting]
     has_local: frozenset[Place]
     evaluation: str
 
 
-def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
+def examine(
+    rank: int, step: int, tier: RankTier, used: frozenset[Meeting] = frozenset()
+) -> RankFindings | None:
     """Look at a step's events; return None if nothing that counts differs.
+
+    Args:
+        rank: the rank.
+        step: the step.
+        tier: the rank's steps.
+        used: collectives of the step that led to something on another rank.
 
     Raises:
         StoreError: a file is damaged.
     """
     aligned = tier.aligned(step)
-    findings = find_origins(aligned)
+    sent = _sent(aligned)
+    counts = np.zeros(len(aligned), bool)
+    counts[[row for row, meeting in sent.items() if meeting in used]] = True
+    findings = find_origins(aligned, counts)
+    tier.idle.pop(step, None)
     if findings.num_idle:
         tier.idle[step] = findings.num_idle
     if not findings:
@@ -117,7 +116,8 @@ def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
         candidates=candidates,
         sent=_places(aligned, mismatched & aligned.having(is_kind("local_gradient"))),
         received=_places(aligned, mismatched & aligned.having(is_kind("reduced_gradient"))),
-        given=given(aligned),
+        given=frozenset(sent.values()),
+        idle=frozenset(meeting for row, meeting in sent.items() if not mismatched[row]),
         has_local=_places(aligned, aligned.having(is_kind("local_gradient"))),
         evaluation=tier.differences[step].evaluation,
     )
@@ -125,8 +125,13 @@ def examine(rank: int, step: int, tier: RankTier) -> RankFindings | None:
 
 def given(aligned: Aligned) -> frozenset[Meeting]:
     """Return the collectives to which a rank gave something that differs, idle or not."""
+    return frozenset(_sent(aligned).values())
+
+
+def _sent(aligned: Aligned) -> dict[int, Meeting]:
+    """Return, by row, the collectives to which a rank gave something that differs."""
     rows = np.flatnonzero(~aligned.equal & aligned.having(is_kind("sent")))
-    return frozenset(_meeting(aligned, row) for row in rows.tolist())
+    return {row: _meeting(aligned, row) for row in rows.tolist()}
 
 
 def _rank_step(
@@ -184,6 +189,7 @@ def _batch_first(
     """Tell what prepared a batch as one finding: the batch.
 
     Unless what was drawn from a default generator is to blame: then the batch is its consequence.
+    So it is of what another rank sent.
     """
     batches = np.flatnonzero(mismatched & aligned.having(is_batch) & aligned.having(_is_forward))
     if not batches.size:
@@ -193,7 +199,7 @@ def _batch_first(
     if not outside.any():
         return candidates
     made_from = ancestors(aligned, mismatched, batch)
-    prepared = [c for c in candidates if outside[c.row] and made_from[c.row]]
+    prepared = [c for c in candidates if outside[c.row] and made_from[c.row] and not c.meeting]
     if not prepared:
         return candidates
     draws = [c for c in candidates if c.row < batch and _is_default_draw(aligned.site(c.row))]
@@ -220,12 +226,7 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
 
 
 def _meeting(aligned: Aligned, row: int) -> Meeting:
-    arm, index = aligned.arm_of(row)
-    site = arm.site_of(index)
-    # A send and its receive are two ops and one meeting.
-    op = "send" if ">" in site["members"] else site["op"]
-    microbatch = int(arm.microbatch[index])
-    return Meeting(site["phase"], microbatch, op, site["members"], site["occurrence"])
+    return meeting_of(*aligned.arm_of(row))
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

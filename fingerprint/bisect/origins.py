@@ -38,7 +38,7 @@ class Findings:
         return bool(self.mismatched.size or self.moved.size)
 
 
-def find_origins(aligned: Aligned) -> Findings:
+def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
     What one run has beyond the end of a record that was cut off does not count, nor do four kinds
@@ -46,12 +46,16 @@ def find_origins(aligned: Aligned) -> Findings:
     drew from says where it began to matter), logged numbers, evaluation passes that only one
     run made (what they changed shows later by itself), and ops outside of all modules that nothing
     else read (a printed norm, a checkpoint).
+
+    Args:
+        aligned: the step.
+        used: rows that led to something on another rank, which counts as reading them.
     """
     evaluations = _evaluations(aligned)
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
     mismatched &= ~before_the_start(aligned)
-    idle = _idle(aligned, mismatched)
+    idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
     origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
@@ -167,7 +171,7 @@ def _evaluations(aligned: Aligned) -> Flags:
     return result
 
 
-def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
+def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     """Return the mismatched ops outside of the modules that no other mismatched event read.
 
     Not even through one another; ops of both sides of a structural difference alike. Any later
@@ -176,6 +180,8 @@ def _idle(aligned: Aligned, mismatched: Flags) -> Flags:
     matter, whoever read it; garbage is.
     """
     idle: Flags = mismatched & aligned.having(is_outside)
+    if used is not None:
+        idle &= ~used
     if not idle.any():
         return idle
     reached: Flags = mismatched & ~idle

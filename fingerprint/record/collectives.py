@@ -1,11 +1,12 @@
 """Collectives: what a rank gives and gets, and with whom.
 
 An output is not ready when the call returns, and a recorder that waited would change the run. So
-it is recorded when the program first reads it, which a correct program does after its own wait.
+it is recorded when the program first reads it or writes over it, which a correct program does after
+its own wait.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,11 +28,20 @@ _GIVES = frozenset({"tensors", "input", "inputs", "input_tensor", "input_tensors
 _GETS = frozenset(
     {"tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists", "out"}
 )
-_ADDRESSES = frozenset({"group_name", "root_tensor", "tag"})
+_ADDRESSES = frozenset({"group_name", "root_tensor"})
 """Arguments that say how tensors travel and not which."""
 
 _NO_TENSORS = ("c10d.barrier", "c10d.monitored_barrier_", "c10d.check_for_nan")
-_IN_PLACE = frozenset({"_c10d_functional.all_reduce_", "_c10d_functional.all_reduce_coalesced_"})
+_IN_PLACE = frozenset(
+    f"_c10d_functional.{name}" for name in ("all_reduce_", "all_reduce_coalesced_", "broadcast_")
+)
+_PEERS = {
+    "c10d.send": "dst",
+    "c10d.recv_": "src",
+    "_c10d_functional.isend": "dst",
+    "_c10d_functional.irecv": "src",
+}
+"""Ops that move one message, and what they call the rank at its other end."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,10 @@ class Exchange:
     """One rank's part in a collective.
 
     Attributes:
-        group: the ranks, as `0,1,4`; of a send and its receive `0>1`.
-        gives: names of the arguments whose bytes others get.
-        gets: names of the arguments that are written.
+        group: the ranks, as `0,1,4`; of a message `0>1`, or `0>1 tag 7`, or `0,1,4>1` if its
+            receiver takes it from anybody.
+        gives: names, or slots, of the arguments whose bytes others get.
+        gets: names, or slots, of what is written.
     """
 
     group: str
@@ -49,32 +60,70 @@ class Exchange:
     gets: frozenset[str]
 
 
-def exchange(schema: OpSchema, named: Mapping[str, Any], rank: int) -> Exchange | None:
-    """Return what a rank gives to a collective and gets, None if no tensor moves."""
+@dataclass(slots=True)
+class Launch(Call):
+    """A call of a collective.
+
+    Attributes:
+        gets: as its exchange says.
+        also: the calls that stand for further messages which the same operator moves.
+    """
+
+    gets: frozenset[str] = frozenset()
+    also: list["Launch"] = field(default_factory=list)
+
+
+def exchanges(schema: OpSchema, named: Mapping[str, Any], rank: int) -> list[Exchange]:
+    """Return what a rank gives to a collective and gets, none if no tensor moves.
+
+    It is one exchange, or one for each message.
+    """
     name = schema.name.rsplit(".", 1)[0]
-    if name in _NO_TENSORS:
-        return None
-    ranks = _ranks(named)
-    if ranks is None:
-        return None
+    if name in _NO_TENSORS or (ranks := _ranks(named)) is None:
+        return []
+    if messages := _messages(name, named, ranks, rank):
+        return messages
     gives, gets = _GIVES, _GETS
-    if name.startswith("_c10d_functional") and name not in _IN_PLACE:
-        gets = frozenset({"out"})
+    if name.startswith("_c10d_functional"):
+        gets = gives if name in _IN_PLACE else frozenset({"out"})
     place = ranks.index(rank) if rank in ranks else -1
     root = named.get("root_rank", named.get("src") if "broadcast" in name else None)
     if "broadcast" in name or "scatter_" in name and "reduce" not in name:
         gives = gives if place == root else frozenset()
-    elif name in ("c10d.reduce_", "c10d.gather_"):
+    elif name == "c10d.gather_":
         gets = gets if place == root else frozenset()
-    group = ",".join(map(str, ranks))
-    peer = {"c10d.send": "dst", "c10d.recv_": "src"}.get(name)
-    if peer is not None:
-        other = ranks[named[peer]]
-        group = f"{rank}>{other}" if peer == "dst" else f"{other}>{rank}"
-        gives, gets = (gives, frozenset()) if peer == "dst" else (frozenset(), gets)
+    # A reduction to one rank may leave the others with a part of it.
+    return [Exchange(",".join(map(str, ranks)), gives, gets)]
+
+
+def _messages(name: str, named: Mapping[str, Any], ranks: list[int], rank: int) -> list[Exchange]:
+    """Return the messages that an operator moves, none if it is no operator for messages."""
+    nothing = frozenset[str]()
     if name == "c10d.recv_any_source_":
-        gives = frozenset()
-    return Exchange(group, gives, gets)
+        anybody = ",".join(map(str, ranks))
+        return [Exchange(_route(anybody, rank, named["tag"]), nothing, _GETS)]
+    if name == "_c10d_functional.batch_p2p_ops":
+        told = [
+            (op == "isend", ranks[peer], tag, f"tensors.{index}", f"out.0.{index}")
+            for index, (op, peer, tag) in enumerate(
+                zip(named["op_list"], named["peer_list"], named["tag_list"], strict=True)
+            )
+        ]
+    elif (peer := _PEERS.get(name)) is not None:
+        given, got = ("tensors", "tensors") if name.startswith("c10d.") else ("tensor", "out")
+        told = [(peer == "dst", ranks[named[peer]], named["tag"], given, got)]
+    else:
+        return []
+    return [
+        Exchange(_route(rank, other, tag), frozenset({given}), nothing)
+        if sends
+        else Exchange(_route(other, rank, tag), nothing, frozenset({got}))
+        for sends, other, tag, given, got in told
+    ]
+
+
+def _route(source: int | str, target: int, tag: int) -> str:
+    return f"{source}>{target}" + (f" tag {tag}" if tag else "")
 
 
 class CollectiveRecorder:
@@ -104,11 +153,10 @@ class CollectiveRecorder:
     def after(self, call: Call, result: Any) -> None:
         """Note what a collective is going to write, or record what the program has waited for."""
         if call.schema.waits:
-            view = look(call.written[0][2])
-            if view is not None and view.extent_bytes:
-                self._ops.recorder.writers.sources(view)
-        else:
-            self._take_off(call, result)
+            self._ops.land(call.written[0][2])
+        elif isinstance(call, Launch):
+            for launch in (call, *call.also):
+                self._take_off(launch, result)
 
     def _launch(
         self,
@@ -116,36 +164,49 @@ class CollectiveRecorder:
         tensors: list[Argument],
         others: list[tuple[str, Any]],
         args: Mapping[str, Any],
-    ) -> Call | None:
+    ) -> Launch | None:
         """Record what this rank gives to a collective; return None if no tensor moves."""
-        ops = self._ops
-        recorder = ops.recorder
-        meeting = exchange(schema, args, recorder.rank)
-        if meeting is None:
-            return None
-        phase, microbatch = ops.phase()
-        point = Point(phase, "", "", "", 0, "", schema.name, meeting.group)
-        occurrence = recorder.count_op(place_of(point, microbatch))
-        call = Call(schema, point, microbatch, occurrence)
-        given = []
-        for name, slot, _, tensor in tensors:
-            if name in meeting.gives:
-                given += self._give(call, slot, tensor)
-            if name in meeting.gets:
-                call.written.append((slot, None, tensor))
-        call.reads = given
         told = [(n, v) for n, v in others if n not in _ADDRESSES]
         if isinstance(reduction := args.get("reduce_op"), torch.ScriptObject):
             told.append(("reduce_op", reduction.op()))  # type: ignore[attr-defined]
-        if told:
-            ops.arguments(call, told)
-        return call
+        meetings = exchanges(schema, args, self._ops.recorder.rank)
+        launches = [self._depart(schema, tensors, told, meeting) for meeting in meetings]
+        if not launches:
+            return None
+        first, *first.also = launches
+        return first
 
-    def _take_off(self, call: Call, result: Any) -> None:
+    def _depart(
+        self,
+        schema: OpSchema,
+        tensors: list[Argument],
+        told: list[tuple[str, Any]],
+        meeting: Exchange,
+    ) -> Launch:
+        """Record what this rank gives to one exchange."""
+        ops = self._ops
+        phase, microbatch = ops.phase()
+        point = Point(phase, "", "", "", 0, "", schema.name, meeting.group)
+        occurrence = ops.recorder.count_op(place_of(point, microbatch))
+        launch = Launch(schema, point, microbatch, occurrence, gets=meeting.gets)
+        given = []
+        for name, slot, _, tensor in tensors:
+            if meeting.gives & {name, slot}:
+                given += self._give(launch, slot, tensor)
+            if meeting.gets & {name, slot}:
+                ops.land(tensor)
+                launch.written.append((slot, None, tensor))
+        launch.reads = given
+        if told:
+            ops.arguments(launch, told)
+        return launch
+
+    def _take_off(self, call: Launch, result: Any) -> None:
         """Note what a collective is going to write: it is recorded when the program reads it."""
         flying = [(slot, tensor) for slot, _, tensor in call.written]
         if call.schema.name.startswith("_c10d_functional"):
-            flying += [(slot, tensor) for _, slot, tensor in results(result, call.schema)]
+            returned = [(slot, tensor) for _, slot, tensor in results(result, call.schema)]
+            flying += [(s, t) for s, t in returned if call.gets & {"out", s}]
         for slot, tensor in flying:
             if (view := look(tensor)) is not None and view.extent_bytes:
                 self._ops.recorder.writers.launch(view, self._flight(call, slot, tensor, view))
@@ -153,13 +214,13 @@ class CollectiveRecorder:
     def _is_landing(self, tensors: list[Argument]) -> bool:
         """Return whether a copy is a collective's own, from a buffer of its to its output.
 
-        Gloo makes it when the program waits. What it copies no op has made.
+        Gloo makes it when the program waits for a reduce-scatter. What it copies no op has made.
         """
         if len(tensors) < 2:
             return False
         writers = self._ops.recorder.writers
         target, source = look(tensors[0][3]), look(tensors[1][3])
-        if target is None or source is None or not writers.is_in_flight(target):
+        if target is None or source is None or not writers.is_copied_in(target):
             return False
         return not writers.sources(source).known
 
@@ -188,6 +249,7 @@ class CollectiveRecorder:
             int(tensor.storage_offset()),
             tensor.shape,
             tensor.stride(),
+            "reduce_scatter" in call.schema.name,
         )
 
 

@@ -163,6 +163,8 @@ def _process_groups() -> list[dict[str, Any]]:
     world = torch.distributed.distributed_c10d._world
     groups = []
     for group, ranks in world.pg_group_ranks.items():
+        if torch.distributed.get_rank(group) < 0:
+            continue  # It stands for groups that this rank has helped others to make.
         backend = torch.distributed.get_backend(group)
         groups.append({"ranks": sorted(ranks), "backend": backend})
     return groups

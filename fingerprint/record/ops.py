@@ -246,6 +246,14 @@ class OpRecorder:
                 call.written.append((slot, index, tensor))
             if name not in schema.ignores:
                 self.read(call, slot, index, tensor)
+            else:
+                self.land(tensor)  # Before it is overwritten.
+
+    def land(self, tensor: torch.Tensor) -> None:
+        """Record what collectives have left in a tensor, if anything: the program may touch it."""
+        view = look(tensor)
+        if view is not None and view.extent_bytes:
+            self.recorder.writers.sources(view)
 
     def read(self, call: Call, slot: str, index: int | None, tensor: torch.Tensor) -> None:
         """Note what a tensor that an op reads comes from; record it if no event is known of it."""

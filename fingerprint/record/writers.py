@@ -45,6 +45,7 @@ class Flight:
         reads: events of what the ranks' own parts in it were.
         land: given a tensor over the place and `reads`, records the event and puts the write.
         dtype, offset, size, stride: the place, in elements.
+        by_copy: the program's wait copies the output there with an op.
     """
 
     start: int
@@ -55,6 +56,7 @@ class Flight:
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
+    by_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -217,13 +219,13 @@ class Writers:
             for w in latest
         )
 
-    def is_in_flight(self, view: PlainView) -> bool:
-        """Return whether a collective is going to write some of a tensor's bytes."""
+    def is_copied_in(self, view: PlainView) -> bool:
+        """Return whether an op is going to copy a collective's output into a tensor's bytes."""
         memory = self._storages.get(view.storage)
         if memory is None or not memory.flights:
             return False
         start, end = _range(view)
-        return any(f.start < end and start < f.end for f in memory.flights)
+        return any(f.by_copy and f.start < end and start < f.end for f in memory.flights)
 
     def num_in_flight(self) -> int:
         """Return how many outputs of collectives nothing has read."""

@@ -86,10 +86,12 @@ def test_what_is_in_flight_lands_when_it_is_read() -> None:
     writers.put(view(x), 1)
     writers.launch(view(x[2:]), Flight(8, 24, [4], land, x.dtype, 2, torch.Size([4]), (1,)))
     assert writers.sources(view(x[:2])).seqs == [1] and not landed
-    assert writers.is_in_flight(view(x)) and writers.num_in_flight() == 1
+    assert not writers.is_copied_in(view(x)) and writers.num_in_flight() == 1
     assert writers.sources(view(x[3:4])).seqs == [1, 8]
     assert landed == [([2.0, 3.0, 4.0, 5.0], [4])]
     assert writers.num_in_flight() == 0
+    writers.launch(view(x), Flight(0, 24, [4], land, x.dtype, 0, x.shape, (1,), by_copy=True))
+    assert writers.is_copied_in(view(x[2:]))
 
 
 def test_bytes_that_changed_since_are_found() -> None:
