@@ -30,7 +30,7 @@ def steps_of(path: Path) -> list[list[int]]:
 
 def test_both_attempts_of_a_restarted_job_are_kept_apart_and_readable(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = record(out, [*ELASTIC, PROGRAM, "fails"], "--level", "layer")
+    result = record(out, [*ELASTIC, PROGRAM, "fails", tmp_path], "--level", "layer")
     assert result.returncode == 0, result.stderr
     again = out / "attempt=1"
     assert steps_of(again) == [list(range(6))] * 2
@@ -48,7 +48,7 @@ def test_both_attempts_of_a_restarted_job_are_kept_apart_and_readable(tmp_path: 
 
 def test_a_rank_that_hangs_leaves_what_was_done_before(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(recording(out, [*TORCHRUN, PROGRAM, "hangs"], "--level", "layer"))
+    process = start(recording(out, [*TORCHRUN, PROGRAM, "hangs", tmp_path], "--level", "layer"))
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "hanging"
     os.killpg(process.pid, signal.SIGTERM)
