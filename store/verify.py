@@ -40,12 +40,18 @@ def verify_file(connection: duckdb.DuckDBPyConnection, file: TableFile) -> None:
             raise damaged(file.path, f"the statistics of column {name} do not fit its values")
 
 
-def damages(files: Iterable[TableFile]) -> Iterator[StoreError]:
-    """Read files as `verify_file` does, and yield the error of each that is damaged."""
-    with duckdb.connect(":memory:") as connection:
+class Verifier:
+    """Reads files as `verify_file` does and goes on behind those that are damaged."""
+
+    def __init__(self) -> None:
+        """Connect to DuckDB, which takes longer than reading a small file."""
+        self._connection = duckdb.connect(":memory:")
+
+    def damages(self, files: Iterable[TableFile]) -> Iterator[StoreError]:
+        """Yield the error of each file that is damaged."""
         for file in files:
             try:
-                verify_file(connection, file)
+                verify_file(self._connection, file)
             except StoreError as error:
                 yield error
 

@@ -56,6 +56,8 @@ class Ev:
     number: float | None = None
     stats: tuple[float, float, int] | None = None
     twist: object = None
+    op: str | None = None
+    members: str | None = None
 
 
 def ev(name: str, kind: str, module: str = "", slot: str = "out.0", **changes: Any) -> Ev:
@@ -264,6 +266,8 @@ class Writer:
                 event.module_class,
                 event.call,
                 event.slot,
+                event.op,
+                event.members,
             )
             again = (event.microbatch, place)
             key = (place, occurrences[again], event.dtype, torch.Size(event.shape))

@@ -17,6 +17,7 @@ from fpdiff.fingerprint.certify.unseen import notes, sum_blind_spots
 from fpdiff.fingerprint.certify.whole import EventCheck, check_ending, check_files, check_rows
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import RankRecord, Run
+from fpdiff.store.verify import Verifier
 
 Progress = Callable[[int, int], None]
 
@@ -56,6 +57,7 @@ class _Certifier:
         self._progress = progress
         self._ledger = Ledger()
         self._sites = Sites()
+        self._verifier = Verifier()
         self._ranks: dict[int, Rank] = {}
         self._counts = _Counts()
         self._replicas = ReplicaCheck(self._sites, self._ledger)
@@ -105,7 +107,7 @@ class _Certifier:
 
     def _read(self, rank: Rank, record: RankRecord) -> None:
         """Read all events of a rank."""
-        self._counts.files += check_files(record, self._ledger)
+        self._counts.files += check_files(rank, record, self._verifier, self._ledger)
         try:
             numbering = self._sites.number(record)
             rows = record.steps().to_pylist()

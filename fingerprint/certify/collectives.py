@@ -53,12 +53,13 @@ class CollectiveCheck:
         self._groups: dict[str, dict[int, _Meetings]] = {}
         self._sent: dict[str, dict[int, Ints]] = {}  # messages, by pair and step
         self._received: dict[str, dict[int, Ints]] = {}
+        self._last: dict[str, int] = {}
         self._any_source: set[tuple[int, int]] = set()  # (rank, step)
         self._keys: dict[tuple[int, bytes], int] = {}
-        self.num_calls = 0  # of all members
-        self.num_results = 0  # compared between two members
-        self.num_unread = 0  # that some member has and another has not
-        self.num_messages = 0
+        self._num_calls = 0  # of all members
+        self._num_results = 0  # compared between two members
+        self._num_unread = 0  # that some member has and another has not
+        self._num_messages = 0
 
     def add(self, rank: int, events: StepEvents) -> None:
         """Take in the events of a step of a rank."""
@@ -74,25 +75,34 @@ class CollectiveCheck:
     def rank_done(self, rank: int) -> None:
         """Judge the groups whose members have all come."""
         for members in list(self._groups):
-            if all(n <= rank or n not in self._ranks for n in _numbers(members)):
+            if self._last_of(members) <= rank:
                 for step, meetings in self._groups.pop(members).items():
                     self._judge(members, step, meetings)
         for pair in {*self._sent, *self._received}:
-            if all(n <= rank or n not in self._ranks for n in _numbers(pair)):
+            if self._last_of(pair) <= rank:
                 sent, received = self._sent.pop(pair, {}), self._received.pop(pair, {})
                 for step in sorted({*sent, *received}):
                     self._judge_messages(pair, step, sent.get(step), received.get(step))
 
     def rests_on(self) -> str:
         """Say what was compared, "" if nothing."""
-        if not self.num_calls and not self.num_messages:
+        if not self._num_calls and not self._num_messages:
             return ""
-        told = f"{counted(self.num_calls, 'call')}, {counted(self.num_results, 'result')} compared"
-        if self.num_unread:
-            told += f", {self.num_unread:,} not read by every member"
-        if self.num_messages:
-            told += f", {counted(self.num_messages, 'message')}"
+        told = (
+            f"{counted(self._num_calls, 'call')}, {counted(self._num_results, 'result')} compared"
+        )
+        if self._num_unread:
+            told += f", {self._num_unread:,} not read by every member"
+        if self._num_messages:
+            told += f", {counted(self._num_messages, 'message')}"
         return told
+
+    def _last_of(self, members: str) -> int:
+        """Return the last rank of a group that is going to come."""
+        if members not in self._last:
+            known = (number for number in _numbers(members) if number in self._ranks)
+            self._last[members] = max(known, default=-1)
+        return self._last[members]
 
     # Taking in
 
@@ -104,7 +114,7 @@ class CollectiveCheck:
         meetings = self._groups.setdefault(members, {}).setdefault(events.step, _Meetings())
         calls = np.unique(sites.column(_call)[site] | microbatch)
         meetings.calls.setdefault(calls.tobytes(), []).append(rank)
-        self.num_calls += len(calls)
+        self._num_calls += len(calls)
         counts = sites.column(_result)[site]
         keep = counts >= 0
         number, order = np.unique((counts | microbatch)[keep], return_index=True)
@@ -130,7 +140,7 @@ class CollectiveCheck:
         _, there, here = np.intersect1d(
             meetings.number, number, assume_unique=True, return_indices=True
         )
-        self.num_results += len(here)
+        self._num_results += len(here)
         described = meetings.description[there] == description[here]
         same: Flags = described & (meetings.digest[there] == digest[here]).all(axis=1)
         for index in np.flatnonzero(~same).tolist():
@@ -219,7 +229,7 @@ class CollectiveCheck:
         column = self._sites.column(_result)
         for rank, own in by_rank.items():
             missing = sorted(union - own)
-            self.num_unread += len(missing)
+            self._num_unread += len(missing)
             known = self._ranks[rank]
             if known.blind_spots or known.state != "finished":
                 continue
@@ -240,7 +250,7 @@ class CollectiveCheck:
             return
         gave = Counter(() if sent is None else sent.tolist())
         got = Counter(() if received is None else received.tolist())
-        self.num_messages += gave.total()
+        self._num_messages += gave.total()
         lost, strange = gave - got, got - gave
         if strange:
             text = (
@@ -248,7 +258,7 @@ class CollectiveCheck:
             )
             self._ledger.add("collectives", text, rank=receiver, step=step)
         elif lost:
-            self.num_unread += lost.total()
+            self._num_unread += lost.total()
             known = self._ranks[receiver]
             if not known.blind_spots and known.state == "finished":
                 text = f"{counted(lost.total(), 'message')} from rank {sender} never arrived"

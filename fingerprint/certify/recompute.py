@@ -92,14 +92,13 @@ class RecomputeCheck:
 
 def _told(site: Site) -> str:
     point = site.point
-    where = f" ({site.source})" if site.source else ""
-    op = f"{base_name(point.op or '')}{where}"
     if point.kind == "output":
         return f"the recomputation of {site.module} gave another {point.slot} than its forward"
+    op = base_name(point.op or "") + (f" ({site.source})" if site.source else "")
     if point.kind == "generator":
         what = f"{op} drew from another state of the generator"
     elif point.kind == "arguments":
-        what = f"{op} had other arguments ({point.slot})"
+        what = f"{op} had another value of {point.slot.replace(',', ' or ')}"
     else:
         what = f"{op} gave another {point.slot}"
     return f"in the recomputation of {site.module}, {what} than in its forward"

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from fpdiff.fingerprint.bisect.arm import Ints, digest_words, ints
 from fpdiff.fingerprint.certify.sites import Numbering
+from fpdiff.store.errors import StoreError
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import EVENTS
 
@@ -43,12 +44,18 @@ def read_steps(record: RankRecord, numbering: Numbering) -> Iterator[StepEvents]
         StoreError: a file is damaged.
     """
     pending: list[pa.RecordBatch] = []
-    for batch in record.event_batches():
-        for part in _by_step(batch):
-            if pending and pending[-1]["step"][0] != part["step"][0]:
-                yield to_arrays(pa.Table.from_batches(pending, EVENTS), numbering)
-                pending = []
-            pending.append(part)
+    try:
+        for batch in record.event_batches():
+            for part in _by_step(batch):
+                if pending and pending[-1]["step"][0] != part["step"][0]:
+                    yield to_arrays(pa.Table.from_batches(pending, EVENTS), numbering)
+                    pending = []
+                pending.append(part)
+    except StoreError:
+        # Row groups end where steps do, so the step before one that is damaged is whole.
+        if pending:
+            yield to_arrays(pa.Table.from_batches(pending, EVENTS), numbering)
+        raise
     if pending:
         yield to_arrays(pa.Table.from_batches(pending, EVENTS), numbering)
 

@@ -15,7 +15,7 @@ from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import DIGEST_BYTES, STEPS
-from fpdiff.store.verify import damages
+from fpdiff.store.verify import Verifier
 
 STRUCTURE_SINCE = 2
 """Version of the format since which a site's description is made of the same columns."""
@@ -26,7 +26,7 @@ _START = bytes(DIGEST_BYTES)
 Row = dict[str, Any]
 
 
-def check_files(record: RankRecord, ledger: Ledger) -> int:
+def check_files(rank: Rank, record: RankRecord, verifier: Verifier, ledger: Ledger) -> int:
     """Read every file of a rank, name each that is damaged, and return how many there are."""
     try:
         segments = record.segments
@@ -35,8 +35,11 @@ def check_files(record: RankRecord, ledger: Ledger) -> int:
         ledger.add("files", str(error), rank=record.rank)
         return 0
     files = [file for segment in segments for file in segment.files.values()]
-    for damage in damages(files):
+    for damage in verifier.damages(files):
         ledger.add("files", str(damage), rank=record.rank)
+    if journals and rank.state == "finished":
+        summary = "it has finished, yet a segment of it is still a journal"
+        ledger.add("ending", summary, rank=rank.rank)
     return len(files) + len(journals)
 
 
@@ -68,16 +71,10 @@ class EventCheck:
         """Prepare for the events of a rank; `version` is that of the run's format."""
         self._rank = rank
         self._rows = {row["step"]: row for row in rows}
-        self._before = dict(
-            zip(
-                (row["step"] for row in rows),
-                [_START, *(row["chain"].bytes for row in rows)],
-                strict=False,
-            )
-        )
         self._sites = sites
         self._ledger = ledger
-        self._hidden = () if version >= STRUCTURE_SINCE else ("structure", "chain")
+        # The chain is checked row by row.
+        self._hidden = ("chain",) if version >= STRUCTURE_SINCE else ("chain", "structure")
         self._next_seq = 0
 
     def check(self, events: StepEvents) -> bool:
@@ -108,7 +105,7 @@ class EventCheck:
         columns.sites = _array(events.site)
         columns.microbatches = _array(events.microbatch)
         columns.digests = bytearray(events.digest.tobytes())
-        made = StepRow(events.step, columns.first_seq, self._before[events.step])
+        made = StepRow(events.step, columns.first_seq, _START)
         made.add(columns, self._sites.table)
         return made.row(ended=row["ended"])
 
