@@ -114,15 +114,16 @@ class _Certifier:
             version = int(self._run.info["schema"])
             check = EventCheck(rank, rows, self._sites, self._ledger, version=version)
             for events in read_steps(record, numbering):
-                if not check.check(events):
-                    self._counts.unclosed += len(events)
+                closed = check.check(events)
+                self._counts.unclosed += len(events) - len(closed)
+                if not len(closed):
                     continue
-                rank.read.add(events.step)
+                rank.read.add(closed.step)
                 self._counts.steps += 1
-                self._counts.events += len(events)
-                self._collectives.add(rank.rank, events)
-                self._recomputed.add(rank.rank, events)
-                self._replicas.add(rank.rank, events)
+                self._counts.events += len(closed)
+                self._collectives.add(rank.rank, closed)
+                self._recomputed.add(rank.rank, closed)
+                self._replicas.add(rank.rank, closed)
         except StoreError as error:
             self._ledger.add("files", str(error), rank=rank.rank)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fpdiff.fingerprint.bisect.arm import Flags, Ints
+from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.fingerprint.certify.certificate import counted
 from fpdiff.fingerprint.certify.ledger import Ledger
@@ -199,11 +200,12 @@ class CollectiveCheck:
             made = Counter(self._operators(calls, without_other=at_start))
             for rank in ranks:
                 counts[rank] = made
+        who = ranks_text(_numbers(members))
         for op in sorted({op for made in counts.values() for op in made}):
             most = max(made[op] for made in counts.values())
             for rank, made in counts.items():
                 if made[op] < most:
-                    text = f"it made {made[op]:,} of the {counted(most, 'call')} of {op} of ranks {members}"
+                    text = f"it made {made[op]:,} of the {counted(most, 'call')} of {op} of {who}"
                     self._ledger.add("collectives", text, rank=rank, step=step)
 
     def _operators(self, calls: bytes, *, without_other: bool) -> Iterator[str]:
@@ -276,7 +278,8 @@ def _unpack(numbers: bytes) -> list[int]:
 
 def _name(site: Site) -> str:
     point = site.point
-    where = f"in the {point.phase}, call {site.occurrence}, ranks {point.members}"
+    who = ranks_text(_numbers(point.members or ""))
+    where = f"in the {point.phase}, call {site.occurrence}, {who}"
     return f"{base_name(point.op or '')} ({where})"
 
 

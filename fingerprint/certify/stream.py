@@ -36,6 +36,16 @@ class StepEvents:
         """Return the number of events."""
         return len(self.seq)
 
+    def head(self, count: int) -> "StepEvents":
+        """Return the first events."""
+        return StepEvents(
+            self.step,
+            self.seq[:count],
+            self.microbatch[:count],
+            self.site[:count],
+            self.digest[:count],
+        )
+
 
 def read_steps(record: RankRecord, numbering: Numbering) -> Iterator[StepEvents]:
     """Yield all steps of a rank, an open one too.

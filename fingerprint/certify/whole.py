@@ -71,14 +71,15 @@ class EventCheck:
         """Prepare for the events of a rank; `version` is that of the run's format."""
         self._rank = rank
         self._rows = {row["step"]: row for row in rows}
+        self._last_step = rows[-1]["step"] if rows else None
         self._sites = sites
         self._ledger = ledger
         # The chain is checked row by row.
         self._hidden = ("chain",) if version >= STRUCTURE_SINCE else ("chain", "structure")
         self._next_seq = 0
 
-    def check(self, events: StepEvents) -> bool:
-        """Check the events of a step; return whether it is a closed one."""
+    def check(self, events: StepEvents) -> StepEvents:
+        """Check the events of a step; return those that are closed."""
         step, rank = events.step, self._rank.rank
         gap = int(events.seq[0]) != self._next_seq or events.seq[-1] - events.seq[0] >= len(events)
         if gap:
@@ -90,14 +91,17 @@ class EventCheck:
             if self._rank.state == "finished" or any(later > step for later in self._rows):
                 summary = "it has events and no row that closes it"
                 self._ledger.add("events", summary, rank=rank, step=step)
-            return False
+            return events.head(0)
+        if self._rank.state != "finished" and step == self._last_step:
+            # A step is closed provisionally when an optimizer has stepped, and may have gone on.
+            events = events.head(row["events"])
         made = self._made_of(events, row)
         other = [name for name in STEPS.names if name not in made and row[name] is not None]
         other += [name for name, value in made.items() if _plain(row[name]) != value]
         if other := [name for name in other if not name.startswith(self._hidden)]:
             summary = "its events are not those that its row was made of: the row has another"
             self._ledger.add("events", f"{summary} {_shown(other)}", rank=rank, step=step)
-        return True
+        return events
 
     def _made_of(self, events: StepEvents, row: Row) -> Row:
         """Return the row that the recorder would have made of the events."""

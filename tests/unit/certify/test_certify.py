@@ -11,13 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic_runs import Edit, Ev, Job, at, ev, find, insert, remove, rewrite_json, twist
+from synthetic import digest, make_old, write_run_json
+from synthetic_runs import Edit, Ev, Job, Writer, at, ev, find, insert, remove, rewrite_json, twist
 
 from fpdiff.cli.main import run as run_command
 from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate
 from fpdiff.fingerprint.certify.certify import certify_run
+from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
+from fpdiff.store.schema import VERSION
 from fpdiff.store.writer import SegmentLimits
 
 Damage = Callable[[Path], object]
@@ -235,6 +238,21 @@ def test_a_journal_that_is_cut(tmp_path: Path) -> None:
     assert found.checks[1].rests_on == "108 events against 4 step rows"
 
 
+def test_a_step_that_went_on_behind_its_row(tmp_path: Path) -> None:
+    """As when a process is killed after the first of a step's two optimizers."""
+    write_run_json(tmp_path, level="op", settings={})
+    writer = Writer(tmp_path, 0, {"finished": False})
+    writer.step(0, [(ev("loss", "loss", slot="loss.0"), digest("loss"))])
+    late = EventColumns(0, 1)
+    late.append(0, 0, digest("late"), [], 0)
+    writer._writer.flush(late, None)
+    writer.end(close=False)
+    found = certified(tmp_path)
+    assert [finding.check for finding in found.findings] == ["ending"]
+    told = "1 event against 1 step row; 1 of steps not closed were left out"
+    assert found.checks[1].rests_on == told
+
+
 def test_a_finished_rank_with_a_journal_left(tmp_path: Path) -> None:
     run = job(tmp_path / "run", ranks=1, parquet=False, steps=range(5))
     assert texts(certified(run)) == [
@@ -276,6 +294,16 @@ def test_no_rank_cannot_be_certified(tmp_path: Path) -> None:
         shutil.rmtree(run / name)
     with pytest.raises(StoreError, match="has no rank: nothing was recorded"):
         certified(run)
+
+
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_runs_of_older_versions(tmp_path: Path, version: int) -> None:
+    run = job(tmp_path / "run")
+    make_old(run, version)
+    rewrite_json(run / "run.json", schema=version)
+    assert texts(certified(run)) == []
+    alter_digest(part(run, "events", 1, 1))
+    assert [finding.check for finding in certified(run).findings] == ["events"]
 
 
 # All of it is there
@@ -362,34 +390,34 @@ def test_collectives_that_agree(tmp_path: Path) -> None:
         (
             at(2, 1, twist("got")),
             (
-                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0,1): the rank"
+                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank"
                 " received other bits than rank 0"
             ),
         ),
         (
             at(2, 1, change("gave", shape=(4, 4))),
             (
-                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0,1): the rank gave"
+                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank gave"
                 " float32[4, 4], unlike rank 0"
             ),
         ),
         (
             at(2, 1, change("with", value="max")),
             (
-                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0,1): the rank had"
+                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank had"
                 " other arguments (reduce_op) than rank 0"
             ),
         ),
         (
             at(None, 1, lambda events: remove(events, "got")),
             (
-                "rank 1, steps 0-3: c10d.allreduce_ (in the backward, call 0, ranks 0,1): the rank"
+                "rank 1, steps 0-3: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank"
                 " has no event of what it received"
             ),
         ),
         (
             at(2, 1, lambda events: remove(events, "gave", "with", "got")),
-            "rank 1, step 2: it made 0 of the 1 call of c10d.allreduce_ of ranks 0,1",
+            "rank 1, step 2: it made 0 of the 1 call of c10d.allreduce_ of ranks 0-1",
         ),
     ],
     ids=["bits", "shape", "arguments", "unread", "absent"],
