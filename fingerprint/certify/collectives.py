@@ -244,10 +244,11 @@ class CollectiveCheck:
     def _judge_messages(
         self, pair: str, step: int, sent: Ints | None, received: Ints | None
     ) -> None:
-        sender, receiver = _numbers(pair)
-        for rank in (sender, receiver):
-            if rank not in self._ranks or step not in self._ranks[rank].read:
-                return
+        numbers = _numbers(pair)
+        read = [n for n in numbers if n in self._ranks and step in self._ranks[n].read]
+        if len(read) != 2 or len(numbers) != 2:
+            return
+        sender, receiver = numbers
         if (receiver, step) in self._any_source:
             return
         gave = Counter(() if sent is None else sent.tolist())

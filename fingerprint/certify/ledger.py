@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from fpdiff.fingerprint.certify.certificate import CHECKS, Finding
 
-MAX_FINDINGS = 200
-"""So many different sentences are kept; the others are counted."""
+MAX_FINDINGS = 50
+"""So many different sentences of a check are kept; the others are counted."""
 
 
 @dataclass
@@ -20,32 +20,30 @@ class Ledger:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: dict[tuple[str, str], _Entry] = {}
-        self._left_out: set[str] = set()
-        self._num_left_out = 0
+        self._entries: dict[str, dict[str, _Entry]] = {}  # by check, by sentence
+        self._left_out: set[int] = set()  # hashes of what was not kept
 
     def add(
         self, check: str, summary: str, *, rank: int | None = None, step: int | None = None
     ) -> None:
         """Note a finding; `check` is one of CHECKS."""
-        key = check, summary
-        if key not in self._entries and len(self._entries) >= MAX_FINDINGS:
-            self._left_out.add(check)
-            self._num_left_out += 1
+        entries = self._entries.setdefault(check, {})
+        if summary not in entries and len(entries) >= MAX_FINDINGS:
+            self._left_out.add(hash((check, summary)))
             return
-        entry = self._entries.setdefault(key, _Entry())
+        entry = entries.setdefault(summary, _Entry())
         entry.ranks |= set() if rank is None else {rank}
         entry.steps |= set() if step is None else {step}
         entry.count += 1
 
     def has(self, check: str) -> bool:
         """Return whether a check has found something."""
-        return check in self._left_out or any(check == name for name, _ in self._entries)
+        return check in self._entries
 
     @property
     def num_findings(self) -> int:
         """How many there are, those that were not kept included."""
-        return len(self._entries) + self._num_left_out
+        return sum(map(len, self._entries.values())) + len(self._left_out)
 
     def findings(self) -> list[Finding]:
         """Return what was kept, in the order of CHECKS, the earliest step first."""
@@ -57,6 +55,7 @@ class Ledger:
                 steps=sorted(entry.steps),
                 count=entry.count,
             )
-            for (check, summary), entry in self._entries.items()
+            for check, entries in self._entries.items()
+            for summary, entry in entries.items()
         ]
         return sorted(found, key=lambda f: (CHECKS.index(f.check), f.steps[:1], f.ranks[:1]))

@@ -5,6 +5,7 @@ share make up a bundle, of which each step leaves one digest; parameters are loo
 only in the first step in which the digests of a bundle differ.
 """
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,9 @@ _ONE = {
     "bfloat16": b"\x80\x3f",
 }
 """The bytes of 1 in the dtypes that parameters have."""
+
+MAX_CONSTANT_BYTES = 64 << 20
+"""What is larger is not tried: what is set to zero or one, a bias or a norm's weight, is small."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -214,12 +218,15 @@ def _constants(dtype: str, shape: tuple[int, ...], num_ranks: int) -> frozenset[
     one = _ONE.get(dtype)
     if one is None:
         return frozenset()
-    total = int(np.prod(shape))
+    total = math.prod(shape)
     sizes = {total}
     for dim in filter(None, shape):
         sizes |= {-(-dim // parts) * (total // dim) for parts in range(2, num_ranks + 1)}
     return frozenset(
-        digest_bytes(pattern * size) for size in sizes for pattern in (one, bytes(len(one)))
+        digest_bytes(pattern * size)
+        for size in sizes
+        if 0 <= size * len(one) <= MAX_CONSTANT_BYTES
+        for pattern in (one, bytes(len(one)))
     )
 
 

@@ -9,7 +9,9 @@ import torch
 
 from fpdiff.fingerprint.bisect.arm import Ints
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
+from fpdiff.store.checks import damaged
 from fpdiff.store.run import RankRecord
+from fpdiff.store.schema import PHASES, rank_name
 
 
 class Site(NamedTuple):
@@ -48,6 +50,10 @@ class Sites:
             StoreError: a file is damaged.
         """
         rows = record.sites().sort_by("site").to_pylist()
+        for row in rows:
+            if row["phase"] not in PHASES:
+                folder = record.root / "sites" / rank_name(record.rank)
+                raise damaged(folder, f"phase {row['phase']!r} is none of the format's")
         common = np.array([self._number(row) for row in rows], np.int64)
         return Numbering(np.array([row["site"] for row in rows], np.int64), common)
 

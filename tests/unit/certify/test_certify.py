@@ -11,17 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import digest, make_old, write_run_json
+from synthetic import digest, make_old, site, step_row, write_run_json
 from synthetic_runs import Edit, Ev, Job, Writer, at, ev, find, insert, remove, rewrite_json, twist
 
 from fpdiff.cli.main import run as run_command
 from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate
 from fpdiff.fingerprint.certify.certify import certify_run
+from fpdiff.fingerprint.digest.host import digest_bytes
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
 from fpdiff.store.schema import VERSION
-from fpdiff.store.writer import SegmentLimits
+from fpdiff.store.writer import RankWriter, SegmentLimits
 
 Damage = Callable[[Path], object]
 
@@ -304,6 +305,20 @@ def test_runs_of_older_versions(tmp_path: Path, version: int) -> None:
     assert texts(certified(run)) == []
     alter_digest(part(run, "events", 1, 1))
     assert [finding.check for finding in certified(run).findings] == ["events"]
+
+
+def test_a_site_that_no_recorder_wrote_is_damage(tmp_path: Path) -> None:
+    for number, fields in enumerate(({"phase": "backwards"}, {"members": "0>1>x"})):
+        write_run_json(tmp_path / str(number), level="op", settings={})
+        writer = RankWriter(tmp_path / str(number), 0)
+        writer.add_site(site(0, **fields))
+        columns = EventColumns(0, 0)
+        columns.append(0, 0, digest(0), [], 0)
+        writer.flush(columns, step_row(0, 0, 1))
+        writer.close()
+    found = certified(tmp_path / "0")
+    assert "sites/rank=00000 is damaged: phase 'backwards' is none of" in found.summary
+    assert certified(tmp_path / "1").verdict == "unsound"
 
 
 # All of it is there
@@ -603,13 +618,33 @@ def test_shards_are_no_replicas(tmp_path: Path) -> None:
     assert found.checks[-1].rests_on == "1 parameter that began equal on ranks 0-1"
 
 
-@pytest.mark.parametrize("name", ["l0.weight"])
-def test_a_replica_beside_shards_may_drift_too(tmp_path: Path, name: str) -> None:
+def test_a_replica_beside_shards_may_drift_too(tmp_path: Path) -> None:
     def edit(step: int, rank: int, events: list[Ev]) -> None:
         shards(step, rank, events)
-        at(1, 1, twist(f"{name}'"))(step, rank, events)
+        at(1, 1, twist("l0.weight'"))(step, rank, events)
 
     found = certified(job(tmp_path / "run", edit=edit))
+    assert texts(found) == ["replicas: rank 1, step 2: parameter l0.weight drifted from rank 0"]
+
+
+@pytest.mark.parametrize("constant", [bytes(4), b"\0\0\x80\x3f"], ids=["zeros", "ones"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_shards_that_began_constant_are_no_replicas(
+    tmp_path: Path, constant: bytes, parts: int
+) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        find(events, "l0.weight").value = digest_bytes(constant * (4 * 8 // parts))
+        at(1, 1, twist("l0.weight'"))(step, rank, events)
+
+    def sharded(step: int, rank: int, events: list[Ev]) -> None:
+        edit(step, rank, events)
+        shards(step, rank, events)
+
+    found = certified(job(tmp_path / "sharded", edit=sharded))
+    assert found.verdict == "sound"
+    assert found.checks[-1].result == "nothing"
+    # Where all else is equal too, it is a replica.
+    found = certified(job(tmp_path / "equal", edit=edit))
     assert texts(found) == ["replicas: rank 1, step 2: parameter l0.weight drifted from rank 0"]
 
 
@@ -621,7 +656,7 @@ def test_findings_are_cut_and_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     run = job(tmp_path / "run")
     drop_step(part(run, "steps", 0, 1))
     found = certified(run)
-    assert len(found.findings) == 2 and found.num_findings == 4
+    assert len(found.findings) == 3 and found.num_findings == 4
     assert results(found)["events"] == results(found)["presence"] == "unsound"
 
 
