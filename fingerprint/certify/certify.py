@@ -99,7 +99,7 @@ class _Certifier:
             rows = record.steps().to_pylist()
             rank.take_rows(rows)
             check_rows(rank, rows, self._ledger)
-            if rank.steps:
+            if rows and rows[0]["events"]:
                 self._replicas.begin(number, self._events(number, rank.steps[0], record))
         except StoreError as error:
             self._ledger.add("files", str(error), rank=number)
@@ -128,7 +128,7 @@ class _Certifier:
             self._ledger.add("files", str(error), rank=rank.rank)
 
     def _events(self, number: int, step: int, record: RankRecord | None = None) -> StepEvents:
-        """Return the events of one step that has some."""
+        """Return the events of a step, which must have some."""
         record = record or self._record(number)
         return to_arrays(record.events(step), self._sites.number(record))
 

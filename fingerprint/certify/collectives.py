@@ -26,6 +26,10 @@ _MICROBATCH = 32
 
 _ANY_SOURCE = "c10d.recv_any_source_"
 
+_Contents = npt.NDArray[np.void]
+_Messages = dict[int, _Contents]
+"""What the messages of a step held, by step."""
+
 
 @dataclass
 class _Meetings:
@@ -52,11 +56,10 @@ class CollectiveCheck:
         self._ranks = ranks
         self._ledger = ledger
         self._groups: dict[str, dict[int, _Meetings]] = {}
-        self._sent: dict[str, dict[int, Ints]] = {}  # messages, by pair and step
-        self._received: dict[str, dict[int, Ints]] = {}
+        self._sent: dict[str, _Messages] = {}  # by pair of ranks
+        self._received: dict[str, _Messages] = {}
         self._last: dict[str, int] = {}
         self._any_source: set[tuple[int, int]] = set()  # (rank, step)
-        self._keys: dict[tuple[int, bytes], int] = {}
         self._num_calls = 0  # of all members
         self._num_results = 0  # compared between two members
         self._num_unread = 0  # that some member has and another has not
@@ -81,22 +84,19 @@ class CollectiveCheck:
                     self._judge(members, step, meetings)
         for pair in {*self._sent, *self._received}:
             if self._last_of(pair) <= rank:
-                sent, received = self._sent.pop(pair, {}), self._received.pop(pair, {})
-                for step in sorted({*sent, *received}):
-                    self._judge_messages(pair, step, sent.get(step), received.get(step))
+                self._judge_messages(pair, self._sent.pop(pair, {}), self._received.pop(pair, {}))
 
     def rests_on(self) -> str:
         """Say what was compared, "" if nothing."""
-        if not self._num_calls and not self._num_messages:
-            return ""
-        told = (
-            f"{counted(self._num_calls, 'call')}, {counted(self._num_results, 'result')} compared"
-        )
-        if self._num_unread:
-            told += f", {self._num_unread:,} not read by every member"
+        told = []
+        if self._num_calls:
+            told += [counted(self._num_calls, "call")]
+            told += [f"{counted(self._num_results, 'result')} compared"]
         if self._num_messages:
-            told += f", {counted(self._num_messages, 'message')}"
-        return told
+            told += [counted(self._num_messages, "message")]
+        if told and self._num_unread:
+            told += [f"{self._num_unread:,} not read where they should be"]
+        return ", ".join(told)
 
     def _last_of(self, members: str) -> int:
         """Return the last rank of a group that is going to come."""
@@ -163,13 +163,12 @@ class CollectiveCheck:
         for test, notes in ((_is_sent, self._sent), (_is_received, self._received)):
             own = at[self._sites.column(test)[events.site[at]] == 1]
             if len(own):
-                notes.setdefault(pair, {})[events.step] = np.sort(self._number_digests(events, own))
+                notes.setdefault(pair, {})[events.step] = self._contents(events, own)
 
-    def _number_digests(self, events: StepEvents, at: Ints) -> Ints:
-        dtype = self._sites.column(_dtype)[events.site[at]]
-        keys = zip(dtype.tolist(), events.digest[at], strict=True)
-        known = self._keys
-        return np.array([known.setdefault((d, w.tobytes()), len(known)) for d, w in keys], np.int64)
+    def _contents(self, events: StepEvents, at: Ints) -> _Contents:
+        """Return what each message held: dtype and digest, shapes may differ."""
+        dtype = self._sites.column(_dtype)[events.site[at]].astype(np.uint64)
+        return np.column_stack([dtype, events.digest[at]]).view("V24").ravel()
 
     # Judging
 
@@ -241,31 +240,42 @@ class CollectiveCheck:
                 text = f"{_name(site)}: the rank has no event of what it received"
                 self._ledger.add("collectives", text, rank=rank, step=step)
 
-    def _judge_messages(
-        self, pair: str, step: int, sent: Ints | None, received: Ints | None
-    ) -> None:
+    def _judge_messages(self, pair: str, sent: _Messages, received: _Messages) -> None:
+        """Compare what one rank sent to another with what arrived.
+
+        Tags may change the order. What is sent between steps may arrive within one, so the steps
+        before and after count too.
+        """
         numbers = _numbers(pair)
-        read = [n for n in numbers if n in self._ranks and step in self._ranks[n].read]
-        if len(read) != 2 or len(numbers) != 2:
+        if len(numbers) != 2 or not all(number in self._ranks for number in numbers):
             return
         sender, receiver = numbers
-        if (receiver, step) in self._any_source:
-            return
-        gave = Counter(() if sent is None else sent.tolist())
-        got = Counter(() if received is None else received.tolist())
-        self._num_messages += gave.total()
-        lost, strange = gave - got, got - gave
-        if strange:
-            text = (
-                f"{counted(strange.total(), 'message')} from rank {sender} arrived with other bits"
-            )
-            self._ledger.add("collectives", text, rank=receiver, step=step)
-        elif lost:
-            self._num_unread += lost.total()
-            known = self._ranks[receiver]
-            if not known.blind_spots and known.state == "finished":
-                text = f"{counted(lost.total(), 'message')} from rank {sender} never arrived"
+        known = self._ranks[receiver]
+        both = self._ranks[sender].read & known.read
+        for step in sorted({*sent, *received} & both):
+            if (receiver, step) in self._any_source:
+                continue
+            near = [step, step - 1, step + 1]
+            gave, got = _all_of(sent, [step]), _all_of(received, [step])
+            strange = (got - _all_of(sent, near)).total()
+            lost = (gave - _all_of(received, near)).total()
+            self._num_messages += gave.total()
+            self._num_unread += max(0, lost - strange)
+            if strange:
+                text = f"{counted(strange, 'message')} from rank {sender} arrived with other bits"
                 self._ledger.add("collectives", text, rank=receiver, step=step)
+            elif lost and not known.blind_spots and known.state == "finished":
+                text = f"{counted(lost, 'message')} from rank {sender} never arrived"
+                self._ledger.add("collectives", text, rank=receiver, step=step)
+
+
+def _all_of(messages: _Messages, steps: list[int]) -> "Counter[bytes]":
+    """Return what was in the messages of some steps, and how often."""
+    return Counter(content for step in steps for content in _listed(messages.get(step)))
+
+
+def _listed(contents: _Contents | None) -> list[bytes]:
+    return [] if contents is None else contents.tolist()
 
 
 def _numbers(members: str) -> list[int]:
