@@ -180,11 +180,13 @@ class _Certifier:
             "files": "no file could be read",
             "events": "no step is closed",
             "presence": "no rank's step rows could be read",
-            "collectives": f"rung {rung} records none" if no_ops else "there was none",
+            "collectives": f"rung {rung} records none"
+            if no_ops
+            else "there was none between ranks that were read",
             "recomputation": "rung step records none" if rung == "step" else "there was none",
             "replicas": "only one rank was recorded"
             if len(ranks) == 1
-            else "no parameter began equal on several ranks",
+            else "no parameter began equal on several ranks that were read",
         }
         for name in CHECKS:
             is_bad = self._ledger.has(name)

@@ -60,7 +60,7 @@ class CollectiveCheck:
         self._received: dict[str, _Messages] = {}
         self._last: dict[str, int] = {}
         self._any_source: set[tuple[int, int]] = set()  # (rank, step)
-        self._num_calls = 0  # of all members
+        self._num_calls = 0  # of all members, where two or more were read
         self._num_results = 0  # compared between two members
         self._num_unread = 0  # that some member has and another has not
         self._num_messages = 0
@@ -115,7 +115,6 @@ class CollectiveCheck:
         meetings = self._groups.setdefault(members, {}).setdefault(events.step, _Meetings())
         calls = np.unique(sites.column(_call)[site] | microbatch)
         meetings.calls.setdefault(calls.tobytes(), []).append(rank)
-        self._num_calls += len(calls)
         counts = sites.column(_result)[site]
         keep = counts >= 0
         number, order = np.unique((counts | microbatch)[keep], return_index=True)
@@ -177,6 +176,10 @@ class CollectiveCheck:
         came = {rank for ranks in meetings.calls.values() for rank in ranks}
         if absent := [rank for rank in present if rank not in came]:
             meetings.calls.setdefault(b"", []).extend(absent)
+        if len(present) > 1:
+            self._num_calls += sum(
+                len(_unpack(calls)) * len(ranks) for calls, ranks in meetings.calls.items()
+            )
         if len(meetings.calls) > 1:
             self._name_missing_calls(members, step, meetings)
         if len(meetings.results) > 1:

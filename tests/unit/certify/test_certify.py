@@ -82,7 +82,7 @@ def test_a_sound_run(tmp_path: Path) -> None:
         "events": "216 events against 8 step rows",
         "ending": "2 of 2 ranks finished",
         "presence": "2 of 2 ranks, steps 0-3",
-        "collectives": "there was none",
+        "collectives": "there was none between ranks that were read",
         "recomputation": "there was none",
         "replicas": "2 parameters that began equal on ranks 0-1",
     }
@@ -474,6 +474,13 @@ def message(step: int, rank: int, events: list[Ev]) -> None:
         "reads": [],
     }
     insert(events, "reduced l0", ev("it", kind, slot="tensors.0", op=op, **fields))
+
+
+def test_a_collective_whose_other_members_were_not_read_is_not_checked(tmp_path: Path) -> None:
+    run = job(tmp_path / "run", edit=exchanging())
+    for segment in (0, 1):
+        flip(part(run, "events", 1, segment))
+    assert results(certified(run))["collectives"] == "nothing"
 
 
 def test_messages(tmp_path: Path) -> None:
