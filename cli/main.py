@@ -1,7 +1,7 @@
 """The entry point: one app, and one place where errors become a sentence and an exit code.
 
-Exit codes: 0 done (compare: identical, verify: valid), 1 only from these two, 2 any error,
-130 interrupted, 141 the reader of a pipe went away.
+Exit codes: 0 done (compare: identical; certify: sound; verify: valid), 1 only from these three, 2
+any error, 130 interrupted, 141 the reader of a pipe went away.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fpdiff.cli.certify import certify
 from fpdiff.cli.compare import compare
 from fpdiff.cli.console import talk
 from fpdiff.cli.demo import demo
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("record")(record)
 app.command("compare")(compare)
+app.command("certify")(certify)
 app.command("sql")(sql)
 app.command("show")(show)
 app.command("demo")(demo)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
-COMMANDS = ("record", "compare", "sql", "show", "verify", "demo")
+COMMANDS = ("record", "compare", "certify", "sql", "show", "verify", "demo")
 
 HEAD = """\
 # The command line
@@ -28,8 +28,8 @@ Colours are used on a terminal only, and never when `NO_COLOR` is set.
 
 | code | meaning |
 |---|---|
-| 0 | done; `compare`: identical; `verify`: valid |
-| 1 | `compare`: diverged; `verify`: recording changed something; no other command |
+| 0 | done; `compare`: identical; `certify`: sound; `verify`: valid |
+| 1 | `compare`: diverged; `certify`: something was found; `verify`: recording changed something; no other command |
 | 2 | an error, or wrong usage; `compare`, `verify`: cannot say |
 | 130 | interrupted with Ctrl-C |
 | 141 | the reader of a pipe went away |
@@ -47,6 +47,7 @@ Windows: `--steps 10:20,400` means steps 10 to 19 and step 400, as a Python slic
 [Narrow a recording and cut its cost](../how-to/narrow-and-cut-cost.md) has the details.
 """,
     "compare": "[The verdict](verdict.md) describes what `--json` prints.\n",
+    "certify": "[Certify one run](../how-to/certify-one-run.md) says what is checked.\n",
     "verify": "[Verify that recording changes nothing](../how-to/verify-the-recorder.md) shows it.\n",
     "sql": "[The store](schema.md) describes the tables.\n",
 }

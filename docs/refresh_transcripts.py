@@ -50,9 +50,12 @@ class Command:
     shown: list[str] = field(default_factory=list)
 
     def expected_code(self, printed: list[str]) -> int:
-        """Return the exit code: 0, or 1 for a comparison that has printed that the runs differ."""
-        diverged = printed[:1] and printed[0].startswith("diverged: ")
-        return int(self.text.startswith("fpdiff compare") and bool(diverged))
+        """Return the exit code: 0, or 1 for a comparison or certificate that says so."""
+        first = (printed or [""])[0]
+        return int(
+            (self.text.startswith("fpdiff compare") and first.startswith("diverged: "))
+            or (self.text.startswith("fpdiff certify") and first.startswith("unsound: "))
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ Afterwards, here or from the command line:
 
     verdict = fpdiff.compare("runs/a", "runs/b")
     run = fpdiff.open_run("runs/a")
+    certificate = fpdiff.certify("runs/a")
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from fpdiff.store.errors import CompareError, FpdiffError, QueryError, RecordErr
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.bisect.verdict import Verdict
+    from fpdiff.fingerprint.certify.certificate import Certificate
     from fpdiff.store.run import Run
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __all__ = [
     "RecordError",
     "StoreError",
     "__version__",
+    "certify",
     "compare",
     "log",
     "mark",
@@ -133,3 +136,17 @@ def compare(
     return compare_runs(
         open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks), align=align
     )
+
+
+def certify(path: str | PathLike[str]) -> "Certificate":
+    """Say what the record of one run is worth.
+
+    Args:
+        path: folder of the run.
+
+    Raises:
+        StoreError: there is no run, or nothing of it can be read.
+    """
+    from fpdiff.fingerprint.certify.certify import certify_run
+
+    return certify_run(open_run(path))

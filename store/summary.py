@@ -79,18 +79,23 @@ def summarize(run: Run) -> RunSummary:
 
 def _summarize_rank(record: RankRecord) -> RankSummary:
     steps = record.steps()["step"].to_pylist()
-    stopped = _text(record.info.get("stopped"))
-    finished = record.info.get("finished") is True
     return RankSummary(
         rank=record.rank,
-        state="stopped" if stopped else "finished" if finished else "open",
-        stopped=stopped,
+        state=state_of(record),
+        stopped=_text(record.info.get("stopped")),
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         num_steps=len(steps),
         num_events=record.num_events,
         size_bytes=record.size_bytes,
     )
+
+
+def state_of(record: RankRecord) -> str:
+    """Return how a rank's recording ended, as RankSummary.state says it."""
+    if record.info.get("stopped"):
+        return "stopped"
+    return "finished" if record.info.get("finished") is True else "open"
 
 
 def _environments(run: Run) -> tuple[dict[str, Any], dict[str, dict[str, list[int]]]]:

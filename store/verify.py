@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.store.checks import damaged
+from fpdiff.store.errors import StoreError
 from fpdiff.store.parquet import TableFile
 from fpdiff.store.schema import TABLES
 
@@ -37,6 +38,22 @@ def verify_file(connection: duckdb.DuckDBPyConnection, file: TableFile) -> None:
         # The statistics of a list are those of its items, which skip nothing.
         if name in TABLES[file.name].names and not fits(groups[group][name], *statistics):
             raise damaged(file.path, f"the statistics of column {name} do not fit its values")
+
+
+class Verifier:
+    """Reads files as `verify_file` does and goes on behind those that are damaged."""
+
+    def __init__(self) -> None:
+        """Connect to DuckDB, which takes longer than reading a small file."""
+        self._connection = duckdb.connect(":memory:")
+
+    def damages(self, files: Iterable[TableFile]) -> Iterator[StoreError]:
+        """Yield the error of each file that is damaged."""
+        for file in files:
+            try:
+                verify_file(self._connection, file)
+            except StoreError as error:
+                yield error
 
 
 def quoted(text: str) -> str:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.files import write_json
-from fpdiff.store.schema import DIGEST_ALGORITHM, VERSION
+from fpdiff.store.schema import ADDED, DIGEST_ALGORITHM, VERSION
 from fpdiff.store.writer import RankWriter, SegmentLimits
 
 
@@ -124,3 +126,12 @@ def write_run(root: Path, ranks: int = 1, shape: Shape | None = None, **changes:
     for rank in range(ranks):
         write_rank(root, rank, shape)
     return root
+
+
+def make_old(root: Path, version: int) -> None:
+    """Rewrite a run's Parquet files as an older version had them."""
+    for path in root.rglob("*.parquet"):
+        table = pq.ParquetFile(path).read()
+        gone = [c for (t, c), since in ADDED.items() if t in path.parts and since > version]
+        table = table.drop_columns(gone).replace_schema_metadata({"fpdiff.schema": str(version)})
+        pq.write_table(table, path, write_page_checksum=True)

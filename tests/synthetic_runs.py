@@ -36,7 +36,8 @@ ENVIRONMENT = {"decides.torch": "2.13.0", "decides.threads": 1, "hostname": "her
 class Ev:
     """One event. `name` is how others refer to it in `reads`; it is not recorded.
 
-    `twist` changes its value, and with it the values of all that read it. `span` is a number of
+    A value of 16 bytes is the digest itself. `twist` changes its value, and with it the values of
+    all that read it. `span` is a number of
     events or the name of the first event that it reaches back to.
     """
 
@@ -56,6 +57,8 @@ class Ev:
     number: float | None = None
     stats: tuple[float, float, int] | None = None
     twist: object = None
+    op: str | None = None
+    members: str | None = None
 
 
 def ev(name: str, kind: str, module: str = "", slot: str = "out.0", **changes: Any) -> Ev:
@@ -166,6 +169,8 @@ class Job:
         kept = event.kind in ("parameter", "optimizer_state", "master", "buffer")
         if event.phase == "init" and kept and event.twist is None and event.name in states[rank]:
             return states[rank][event.name]
+        if isinstance(event.value, bytes):
+            return event.value
         return digest(event.value, inputs, event.twist)
 
 
@@ -264,6 +269,8 @@ class Writer:
                 event.module_class,
                 event.call,
                 event.slot,
+                event.op,
+                event.members,
             )
             again = (event.microbatch, place)
             key = (place, occurrences[again], event.dtype, torch.Size(event.shape))

@@ -87,19 +87,19 @@ class Arm:
         """
         self.is_cut = is_cut
         table = record.events(step)
-        site = np.searchsorted(sites.number, _ints(table["site"]))
+        site = np.searchsorted(sites.number, ints(table["site"]))
         keep = sites.shown[site]
-        self._all_seqs = _ints(table["seq"])
+        self._all_seqs = ints(table["seq"])
         if not keep.all():
             table, site = table.filter(pa.array(keep)), site[keep]
         self.table = table
         self.sites = sites
         self.site = site
-        self.seq = _ints(table["seq"])
-        self.microbatch = _ints(table["microbatch"])
+        self.seq = ints(table["seq"])
+        self.microbatch = ints(table["microbatch"])
         self.key = sites.key[site]
         self.description = sites.description[site]
-        self.digest = _digests(table)
+        self.digest = digest_words(table)
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -189,7 +189,7 @@ class Arm:
         An event that read something hidden counts as having read everything before it: what it
         had from there is not known.
         """
-        span = _ints(self.table["span"])
+        span = ints(self.table["span"])
         start: Ints = np.searchsorted(self.seq, self.seq - span).astype(np.int64)
         if len(self._all_seqs) > len(self):
             hidden = np.setdiff1d(self._all_seqs, self.seq, assume_unique=True)
@@ -200,12 +200,14 @@ class Arm:
         return start
 
 
-def _ints(column: pa.ChunkedArray) -> Ints:
+def ints(column: pa.ChunkedArray) -> Ints:
+    """Return a column of whole numbers as an array."""
     result: Ints = column.to_numpy().astype(np.int64, copy=False)
     return result
 
 
-def _digests(table: pa.Table) -> npt.NDArray[np.uint64]:
+def digest_words(table: pa.Table) -> npt.NDArray[np.uint64]:
+    """Return the digests of events as (events, 2) words, which compare faster than bytes."""
     column = table["digest"].combine_chunks()
     storage = column.storage if hasattr(column, "storage") else column
     words = np.frombuffer(storage.buffers()[1], np.uint64) if len(storage) else np.zeros(0, "u8")

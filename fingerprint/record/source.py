@@ -8,12 +8,12 @@ from types import FrameType
 
 import torch
 
-import fpdiff
-
 _PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _HERE = str(Path(__file__).parents[1]) + os.sep  # the package that records
-_OURS = (_HERE, str(Path(torch.__file__).parent) + os.sep, str(fpdiff.__file__), "<frozen")
+# Not imported: the recorder may not import what `fpdiff` offers to readers of runs.
+_FACE = str(sys.modules["fpdiff"].__file__)
+_OURS = (_HERE, str(Path(torch.__file__).parent) + os.sep, _FACE, "<frozen")
 
 
 def running_line() -> str | None:

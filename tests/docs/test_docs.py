@@ -18,6 +18,7 @@ from synthetic import write_run
 
 import fpdiff
 from fpdiff.fingerprint.bisect import classify, verdict
+from fpdiff.fingerprint.certify import certificate
 from fpdiff.store import errors, schema
 from fpdiff.store.views import VIEWS, connect, query
 
@@ -317,6 +318,25 @@ def test_every_class_component_and_exit_code_is_documented() -> None:
     for name, code in (("identical", 0), ("diverged", 1), ("incomparable", 2)):
         assert verdict.Verdict(verdict=name, summary="", a="", b="").exit_code == code
         assert f"| {code} | `{name}` |" in section(text, "## Exit codes")
+
+
+CERTIFY_PAGE = "docs/how-to/certify-one-run.md"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [certificate.Certificate, certificate.Check, certificate.Finding],
+    ids=lambda k: k.__name__,
+)
+def test_every_field_of_a_certificate_is_documented(kind: Any) -> None:
+    text = section(text_of(CERTIFY_PAGE), "## What `--json` prints")
+    table = text.partition(f"| `{kind.__name__}` |")[2].partition("\n\n")[0]
+    assert documented(table) - {"schema"} == {field.name for field in dataclasses.fields(kind)}
+
+
+def test_every_check_is_documented() -> None:
+    text = section(text_of(CERTIFY_PAGE), "## What is checked")
+    assert documented(text) == {*certificate.CHECKS}
 
 
 @pytest.mark.parametrize("name", fpdiff.__all__)

@@ -46,6 +46,9 @@ def main() -> None:
         loss.detach().add(largest).sum()
         elapsed.div_(2).item()
         optimizer.step()
+        if TWIST == "drift" and step == 1 and distributed.get_rank() == 1:
+            with torch.no_grad():
+                model.module.mid.weight[3, 5] += 1e-3
     distributed.destroy_process_group()
     time.sleep(0.5)  # Else threads of gloo may abort the exiting process.
 

@@ -2,22 +2,12 @@
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from synthetic import write_run
+from synthetic import make_old, write_run
 
 from fpdiff.store.run import Run
-from fpdiff.store.schema import ADDED, VERSION
+from fpdiff.store.schema import VERSION
 from fpdiff.store.views import connect, query
-
-
-def make_old(root: Path, version: int) -> None:
-    """Rewrite a run's Parquet files as an older version had them."""
-    for path in root.rglob("*.parquet"):
-        table = pq.ParquetFile(path).read()
-        gone = [c for (t, c), since in ADDED.items() if t in path.parts and since > version]
-        table = table.drop_columns(gone).replace_schema_metadata({"fpdiff.schema": str(version)})
-        pq.write_table(table, path, write_page_checksum=True)
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
