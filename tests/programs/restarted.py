@@ -31,6 +31,7 @@ def main() -> None:
         if distributed.get_rank() == 1 and step == 3 and attempt == "0":
             if how == "fails":
                 raise RuntimeError("lost a node")
+            time.sleep(1)  # Rank 0 may be a little behind.
             print("hanging", flush=True)
             time.sleep(600)
         optimizer.zero_grad()
