@@ -31,6 +31,7 @@ ALLOWED = {
         "numpy",
         "pyarrow",
     },
+    "fpdiff.fingerprint.verify": {"fpdiff.fingerprint.record", "fpdiff.store"},
     "fpdiff.fingerprint.certify": {
         "fpdiff.fingerprint.bisect",
         "fpdiff.fingerprint.catalogue",
@@ -46,6 +47,7 @@ ALLOWED = {
         "fpdiff.fingerprint.bisect",
         "fpdiff.fingerprint.certify",
         "fpdiff.fingerprint.record",
+        "fpdiff.fingerprint.verify",
         "fpdiff.store",
         "pyarrow",
         "rich",

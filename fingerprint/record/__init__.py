@@ -40,5 +40,6 @@ collectives  what a rank gives and gets, and with whom
 containers   tensors inside arguments and outputs
 environment  versions, flags, devices, process groups
 process      which rank this process is
+watch        the parameters after each optimizer step, for `fpdiff verify`
 runfolder    creates the run's folder and run.json
 """

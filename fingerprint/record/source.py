@@ -1,4 +1,4 @@
-"""The line of the program that is running: the innermost frame that is neither torch's nor ours."""
+"""The line of the program that is running: the innermost frame that is not torch's, Triton's or ours."""
 
 import os
 import sys
@@ -8,12 +8,17 @@ from types import FrameType
 
 import torch
 
-_PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_TORCH = Path(torch.__file__).parent
+_PACKAGES = (
+    *(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")),
+    str(_TORCH.parent) + os.sep,
+)
+_TRITON = tuple(f"{folder}triton{os.sep}" for folder in _PACKAGES)
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _HERE = str(Path(__file__).parents[1]) + os.sep  # the package that records
 # Not imported: the recorder may not import what `fpdiff` offers to readers of runs.
 _FACE = str(sys.modules["fpdiff"].__file__)
-_OURS = (_HERE, str(Path(torch.__file__).parent) + os.sep, _FACE, "<frozen")
+_NOT_THE_PROGRAM = (_HERE, str(_TORCH) + os.sep, *_TRITON, _FACE, "<frozen")
 
 
 def running_line() -> str | None:
@@ -31,7 +36,7 @@ def running_line() -> str | None:
 
 
 def _is_inside(path: str) -> bool:
-    if path.startswith(_OURS):
+    if path.startswith(_NOT_THE_PROGRAM):
         return True
     return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fpdiff.fingerprint.record import launcher
 from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.fingerprint.verify.watch import FOLDER_VARIABLE
+from fpdiff.fingerprint.record.watch import FOLDER_VARIABLE
 from fpdiff.store.errors import RecordError
 from fpdiff.store.run import Run
 

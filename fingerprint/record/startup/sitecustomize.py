@@ -44,7 +44,7 @@ def _arm() -> None:
         if ENVIRONMENT_VARIABLE in os.environ:
             arm(Settings.from_json(os.environ[ENVIRONMENT_VARIABLE]))
         if folder := os.environ.get("FPDIFF_VERIFY"):
-            from fpdiff.fingerprint.verify.watch import watch
+            from fpdiff.fingerprint.record.watch import watch
 
             watch(folder)
     except Exception as error:  # noqa: BLE001  # The program must start all the same.

@@ -40,5 +40,7 @@ def test_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     packages = Path(torch.__file__).parents[1]
     assert run_as(str(tmp_path / "lib" / "model.py")) == "lib/model.py:2"
     assert run_as(str(packages / "other" / "model.py")) == "other/model.py:2"
+    through_triton = run_as(str(packages / "triton" / "runtime" / "jit.py"))
+    assert through_triton is not None and through_triton.startswith(__file__)
     assert run_as("/elsewhere/model.py") == "/elsewhere/model.py:2"
     assert run_as("<string>") == "<string>:2"
