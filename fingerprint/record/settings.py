@@ -10,6 +10,9 @@ from fpdiff.store.errors import RecordError
 ENVIRONMENT_VARIABLE = "FPDIFF_RECORD"
 """Carries the settings, as JSON, from `fpdiff record` to the processes below it."""
 
+WATCH_VARIABLE = "FPDIFF_VERIFY"
+"""Names the folder that `record.watch` writes to, in the processes that `fpdiff verify` runs."""
+
 LEVELS = ("step", "layer", "op", "kernel")
 """Rungs that can be recorded; each includes those before it."""
 

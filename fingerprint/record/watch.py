@@ -17,9 +17,6 @@ from fpdiff.fingerprint.record import process
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.schema import rank_name
 
-FOLDER_VARIABLE = "FPDIFF_VERIFY"
-"""Names the folder, in the environment of the processes that are watched."""
-
 
 def watch(folder: str) -> None:
     """Write the digests of this process's parameters to `rank=NNNNN.jsonl` in a folder."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fpdiff.fingerprint.record import launcher
-from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.fingerprint.record.watch import FOLDER_VARIABLE
+from fpdiff.fingerprint.record.settings import WATCH_VARIABLE, Settings
 from fpdiff.store.errors import RecordError
 from fpdiff.store.run import Run
 
@@ -92,7 +91,7 @@ def verify(
     settings = replace(settings, out=str(folder / "recorded"))
     watched = folder / "watched-recorded"
     watched.mkdir()
-    code = launcher.run(settings, command, variables={FOLDER_VARIABLE: str(watched)})
+    code = launcher.run(settings, command, variables={WATCH_VARIABLE: str(watched)})
     if code:
         what = f"the command exits with {code} when it is recorded, and with 0 when not"
         different: Difference | None = Difference(rank=None, step=None, parameter=None, what=what)
@@ -126,7 +125,7 @@ def _unchanged(valid: Verification) -> str:
 
 def _execute(command: list[str], folder: Path) -> Watched:
     folder.mkdir()
-    code = launcher.execute(command, {FOLDER_VARIABLE: str(folder)})
+    code = launcher.execute(command, {WATCH_VARIABLE: str(folder)})
     if code:
         raise RecordError(f"{command[0]!r} exits with {code} without the recorder: mend that first")
     return _read(folder)
