@@ -123,15 +123,14 @@ def test_any_two_runs_can_be_compared_and_none_is_reference(one: list[Ev], other
     assert [m.name for m in there.metrics] == [m.name for m in back.metrics]
     row, mirrored = [v.rank_steps[0] if v.rank_steps else None for v in (there, back)]
     if row is not None and mirrored is not None:
-        assert (row.mismatched, row.carriers, row.moved) == (
-            mirrored.mismatched,
-            mirrored.carriers,
-            mirrored.moved,
-        )
+        assert row.moved == mirrored.moved
         assert (row.only_a, row.only_b) == (mirrored.only_b, mirrored.only_a)
         # What one run has alone lies elsewhere if the others, state that says nothing included,
         # come in another order.
         if (np.diff(rows.index_b[rows.paired]) > 0).all():
+            # Of two events that changed places either may be the one that moved, and only that one
+            # differs.
+            assert row.mismatched == mirrored.mismatched and row.carriers == mirrored.carriers
             swapped = Counter({(p, b, a): n for (p, a, b), n in sides(back).items()})
             assert sides(there) == swapped
     # Each event is in exactly one row.
