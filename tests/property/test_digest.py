@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -93,10 +94,11 @@ WRITES: list[Callable[[torch.Tensor], object]] = [
     lambda t: t.add_(1),
     lambda t: t[3].mul_(2),
     lambda t: t.t()[5, 7:9].add_(1),
-    lambda t: t.data.add_(1),
-    lambda t: t.numpy().__iadd__(1),
     lambda t: t.fill_(1),
-    lambda t: memory_of(t.untyped_storage()).fill(3),
+    # Past the version counter, where only a sample is looked at: these change every byte.
+    lambda t: t.data.view(torch.int32).bitwise_not_(),
+    lambda t: np.invert(t.numpy().view(np.int32), out=t.numpy().view(np.int32)),
+    lambda t: np.invert(memory_of(t.untyped_storage()), out=memory_of(t.untyped_storage())),
     lambda t: setattr(t, "data", torch.full_like(t, 5)),
     lambda t: t.set_(torch.full((SIDE * SIDE,), 6.0).untyped_storage(), 0, t.shape, t.stride()),
     lambda t: None,
