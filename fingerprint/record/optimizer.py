@@ -6,7 +6,6 @@ import torch
 
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.sitetable import Point
 
 
 class OptimizerHooks:
@@ -58,10 +57,10 @@ class OptimizerHooks:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                _, module, name = recorder.state.where(optimizer, parameter)
+                place = recorder.state.place(optimizer, parameter)
                 local = recorder.gradient_seqs.get(id(parameter))
                 seq = recorder.emit_tensor(
-                    Point("optimizer", "reduced_gradient", module, "", 0, f"grad.{name}"),
+                    place.reduced_gradient,
                     parameter.grad,
                     trust=not recorder.is_distributed(),
                     follow=False,

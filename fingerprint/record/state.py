@@ -8,8 +8,9 @@ complete. A tensor that nothing has written since is not digested again.
 
 import json
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +24,63 @@ from fpdiff.fingerprint.record.sitetable import Point
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.record.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Place:
+    """What a tensor that an optimizer updates is called, and the points of its events.
+
+    They are made once, not in each step: an event of the state costs little else.
+
+    Attributes:
+        kind: "parameter", or "master" for a tensor that only the optimizer holds.
+        module: path of the module that it is a parameter of.
+        name: its name there.
+        updated: after the optimizer's step; `reduced_gradient` of its gradient before it.
+    """
+
+    kind: str
+    module: str
+    name: str
+    updated: Point = field(init=False)
+    reduced_gradient: Point = field(init=False)
+    _keys: tuple[Any, ...] = ()
+    _kept: "list[_Kept]" = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the points."""
+        self.updated = Point("optimizer", self.kind, self.module, "", 0, self.name)
+        slot = f"grad.{self.name}"
+        self.reduced_gradient = Point("optimizer", "reduced_gradient", self.module, "", 0, slot)
+
+    def kept(self, entries: Mapping[Any, Any]) -> "list[_Kept]":
+        """Return what an optimizer keeps for the tensor, in an order that is the same in any run.
+
+        Args:
+            entries: the optimizer's own, which a checkpoint may have brought in another order.
+        """
+        keys = tuple(entries)
+        if keys != self._keys:
+            self._keys = keys
+            self._kept = [self._entry(key) for key in sorted(keys, key=str)]
+        return self._kept
+
+    def _entry(self, key: Any) -> "_Kept":
+        slot = f"{self.name}.{key}"
+        begun, updated = (
+            Point(phase, "optimizer_state", self.module, "", 0, slot)
+            for phase in ("init", "optimizer")
+        )
+        return _Kept(key, begun, updated)
+
+
+class _Kept(NamedTuple):
+    """An entry of an optimizer's state and its points."""
+
+    key: Any
+    begun: Point
+    updated: Point
+
 
 _FLAG = {flag: digest_bytes(str(flag).encode()) for flag in (True, False)}
 
@@ -45,7 +103,8 @@ class StateRecorder:
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
         self._last_step = -1
         self._in_use_since = 0
-        self._places: IdentityTable[tuple[str, str, str]] = IdentityTable()
+        self._places: IdentityTable[Place] = IdentityTable()
+        self._masters: IdentityTable[Place] = IdentityTable()
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -56,14 +115,14 @@ class StateRecorder:
         self.scaler_seqs.clear()
         self._held_seqs.clear()
         self._option_seqs.clear()
-        self._places.clear()
+        self._masters.clear()  # They are named by their place among others.
         self._recorded.clear()
         self._settled = False
         for root in self._roots_in_use():
             self.record_root(root)
         for _, optimizer in self.discovery.optimizers(self._in_use_since):
-            self._masters(optimizer)
-            self._held(optimizer)
+            self._record_masters(optimizer)
+            self._record_held(optimizer)
         for name, digest in generators.states():
             recorder.emit(Point("init", "generator", "", "", 0, name), digest)
 
@@ -152,96 +211,76 @@ class StateRecorder:
         """Return (module path, name) of a parameter of a known module, or None."""
         return self._owners.get(parameter)
 
-    def where(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
-    ) -> tuple[str, str, str]:
-        """Return (kind, module path, slot) of a parameter, or of an optimizer's own tensor."""
-        place = self._places.get(parameter)
+    def place(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Place:
+        """Return the place of a parameter, or of an optimizer's own tensor."""
+        place = self._places.get(parameter) or self._masters.get(parameter)
         if place is None:
             owner = self.owner(parameter)
-            place = ("parameter", *owner) if owner else self._master(optimizer, parameter)
-            self._places.put(parameter, place)
+            if owner is not None:
+                place = Place("parameter", *owner)
+                self._places.put(parameter, place)
+            else:
+                place = Place("master", "", self._name_of_master(optimizer, parameter))
+                self._masters.put(parameter, place)
         return place
 
-    def _master(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor
-    ) -> tuple[str, str, str]:
+    def _name_of_master(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
         index = self.discovery.number_of(optimizer)
         for g, group in enumerate(optimizer.param_groups):
             for p, held in enumerate(group["params"]):
                 if held is parameter:
-                    return "master", "", f"optimizer{index}.group{g}.{p}"
-        return "master", "", f"optimizer{index}.stray"
+                    return f"optimizer{index}.group{g}.{p}"
+        return f"optimizer{index}.stray"
 
-    def _masters(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_masters(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit tensors that only the optimizer holds: fp32 copies, flat buffers."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                kind, module, slot = self.where(optimizer, parameter)
-                if kind == "master":
-                    point = Point("init", kind, module, "", 0, slot)
+                place = self.place(optimizer, parameter)
+                if place.kind == "master":
+                    point = Point("init", place.kind, place.module, "", 0, place.name)
                     seq = self.recorder.emit_tensor(point, parameter)
                     if seq is not None:
                         self.parameter_seqs[id(parameter)] = seq
 
-    def _held(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_held(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit what the optimizer keeps for each parameter (moments, step counts)."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                seqs = self._kept(optimizer, parameter, "init", ())
-                self._held_seqs.setdefault(id(parameter), []).extend(seqs)
+                # `state` may be a defaultdict: look before reading, so as to add nothing to it.
+                entries = optimizer.state.get(parameter)
+                if entries is None:
+                    continue
+                place = self.place(optimizer, parameter)
+                seqs = self._held_seqs.setdefault(id(parameter), [])
+                for key, point, _ in place.kept(entries):
+                    seqs += self._value(point, entries[key])
 
-    def _kept(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameter: torch.Tensor,
-        phase: str,
-        reads: Sequence[int],
-    ) -> list[int]:
-        # `state` may be a defaultdict: look before reading, so as to add nothing to it.
-        if parameter not in optimizer.state:
-            return []
-        _, module, name = self.where(optimizer, parameter)
-        seqs = []
-        entries = optimizer.state[parameter]
-        for key in sorted(entries, key=str):
-            seqs += self._value(
-                phase, "optimizer_state", module, f"{name}.{key}", entries[key], reads
-            )
-        return seqs
-
-    def _value(
-        self,
-        phase: str,
-        kind: str,
-        module: str,
-        slot: str,
-        value: Any,
-        reads: Sequence[int] = (),
-    ) -> list[int]:
+    def _value(self, point: Point, value: Any, reads: Sequence[int] = ()) -> list[int]:
         """Emit a tensor, a plain value, or the tensors in a container; return their seqs."""
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
-            found = [(slot, value)]
+            found = [(point, value)]
         else:
             plain = _plain(value)
             if plain is not None:
                 number = float(value) if isinstance(value, (int, float)) else None
-                point = Point(phase, kind, module, "", 0, slot)
                 return [recorder.emit(point, digest_bytes(plain), value=number, reads=reads)]
-            found = tensors_in(value, slot)[0]
+            tensors, _ = tensors_in(value, point.slot)
+            found = [(point._replace(slot=slot), tensor) for slot, tensor in tensors]
         seqs = []
-        for inner, tensor in found:
+        for place, tensor in found:
             seq = recorder.emit_tensor(
-                Point(phase, kind, module, "", 0, inner),
+                place,
                 tensor,
                 # What an optimizer has just written may have gone past the version counters.
-                trust=phase == "init",
-                value=kind != "optimizer_state",
+                trust=point.phase == "init",
+                value=point.kind != "optimizer_state",
                 follow=False,
                 reads=reads,
             )
-            seqs += [] if seq is None else [seq]
+            if seq is not None:
+                seqs.append(seq)
         return seqs
 
     def _options(self, index: int, optimizer: torch.optim.Optimizer) -> None:
@@ -251,7 +290,7 @@ class StateRecorder:
             for name in sorted(group):
                 if name not in ("params", "param_names"):
                     slot = f"optimizer{index}.group{g}.{name}"
-                    seqs += self._value("init", "option", "", slot, group[name])
+                    seqs += self._value(Point("init", "option", "", "", 0, slot), group[name])
             self._option_seqs.setdefault(index, []).extend(seqs)
             for parameter in group["params"]:
                 self._held_seqs.setdefault(id(parameter), []).extend(seqs)
@@ -259,14 +298,13 @@ class StateRecorder:
     def _scaler(self, index: int, scaler: torch.amp.GradScaler) -> None:
         for name, dtype in (("_scale", torch.float32), ("_growth_tracker", torch.int32)):
             value = getattr(scaler, name)
-            slot = f"scaler{index}.{name.lstrip('_')}"
+            point = Point("init", "scaler", "", "", 0, f"scaler{index}.{name.lstrip('_')}")
             if value is not None:
-                self.scaler_seqs += self._value("init", "scaler", "", slot, value)
+                self.scaler_seqs += self._value(point, value)
                 continue
             # Its tensors are made at its first use, also of one that was restored.
             number = getattr(scaler, f"_init{name}")
             content = array("f" if dtype is torch.float32 else "i", [number]).tobytes()
-            point = Point("init", "scaler", "", "", 0, slot)
             seq = self.recorder.emit(
                 point,
                 digest_bytes(content),
@@ -297,11 +335,15 @@ class StateRecorder:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 reads = self.reads_of(parameter)
-                reads += [gradients[id(parameter)]] if id(parameter) in gradients else []
-                kind, module, name = self.where(optimizer, parameter)
-                point = Point("optimizer", kind, module, "", 0, name)
-                self.recorder.emit_tensor(point, parameter, trust=False, follow=False, reads=reads)
-                self._kept(optimizer, parameter, "optimizer", reads)
+                if (gradient := gradients.get(id(parameter))) is not None:
+                    reads.append(gradient)
+                place = self.place(optimizer, parameter)
+                self.recorder.emit_tensor(
+                    place.updated, parameter, trust=False, follow=False, reads=reads
+                )
+                if (entries := optimizer.state.get(parameter)) is not None:
+                    for key, _, point in place.kept(entries):
+                        self._value(point, entries[key], reads)
 
 
 def _plain(value: Any) -> bytes | None:
