@@ -30,6 +30,9 @@ def record(
         bool,
         typer.Option("--rehash", help="Digest arguments again to notice writes nobody announced."),
     ] = False,
+    collectives: Annotated[
+        bool, typer.Option(help="At rung layer: what collectives were given and left.")
+    ] = True,
     first_step: Annotated[
         int, typer.Option("--first-step", min=0, help="Number of the first step (a resumed run).")
     ] = 0,
@@ -55,6 +58,7 @@ def record(
         ranks=parse_ranks(ranks),
         stats=stats,
         rehash=rehash,
+        collectives=collectives,
         first_step=first_step,
     )
     exit_code = launcher.run(settings, command, force=force)

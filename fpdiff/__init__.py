@@ -58,6 +58,7 @@ def record(
     ranks: str = "",
     stats: bool = False,
     rehash: bool = False,
+    collectives: bool = True,
     first_step: int = 0,
     force: bool = False,
 ) -> Iterator[None]:
@@ -73,6 +74,7 @@ def record(
         ranks: window such as "0,3-5"; all ranks if empty.
         stats: record l2, absmax and nonfinite count too.
         rehash: notice arguments that were changed behind the dispatcher's back.
+        collectives: at rung layer, record what collectives were given and left.
         first_step: number of the first step.
         force: replace an existing run.
 
@@ -91,6 +93,7 @@ def record(
         ranks=parse_ranks(ranks),
         stats=stats,
         rehash=rehash,
+        collectives=collectives,
         first_step=first_step,
     )
     with recording(settings, force=force):

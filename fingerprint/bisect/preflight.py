@@ -29,7 +29,7 @@ class Common:
 
     Attributes:
         rung: the deepest rung of both.
-        rungs_differ: whether the two have different ones.
+        rungs_differ: whether the two have different ones, or only one has collectives at its rung.
         ranks: ranks of both.
         modules: regular expressions of the windows of modules, where they differ between runs.
         notes: what limits the comparison.
@@ -69,6 +69,12 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     rung = min(levels, key=RUNGS.index)
     if levels[0] != levels[1]:
         notes.append(f"A was recorded at rung {levels[0]}, B at {levels[1]}: compared at {rung}")
+    meetings = [_has_collectives(run) for run in (a, b)]
+    if meetings[0] != meetings[1] and rung == "layer":
+        notes.append(
+            f"only {'A' if meetings[0] else 'B'} was recorded with collectives: they are not"
+            " compared"
+        )
     windows = [_modules(run) for run in (a, b)]
     if windows[0] != windows[1]:
         shown = [f"--modules {window!r}" if window else "all modules" for window in windows]
@@ -86,7 +92,7 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
         notes += _undescribed(label, run, common)
     return Common(
         rung=rung,
-        rungs_differ=levels[0] != levels[1],
+        rungs_differ=levels[0] != levels[1] or meetings[0] != meetings[1],
         ranks=common,
         modules=sorted({w for w in windows if w}) if windows[0] != windows[1] else [],
         notes=notes,
@@ -109,6 +115,11 @@ def _level(run: Run) -> str:
             f" compare: it knows {' and '.join(RUNGS)}"
         )
     return str(level)
+
+
+def _has_collectives(run: Run) -> bool:
+    """Return whether a run recorded what it had no choice about, or had and did."""
+    return _level(run) != "layer" or bool(settings_of(run).get("collectives"))
 
 
 def _modules(run: Run) -> str:

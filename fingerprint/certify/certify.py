@@ -166,7 +166,6 @@ class _Certifier:
         if counts.unclosed:
             events += f"; {counts.unclosed:,} of steps not closed were left out"
         finished = sum(rank.state == "finished" for rank in ranks)
-        no_ops = rung in ("step", "layer")
         rests_on = {
             "files": f"{counted(counts.files, 'file')} read" if counts.files else "",
             "events": events if counts.steps else "",
@@ -180,8 +179,8 @@ class _Certifier:
             "files": "no file could be read",
             "events": "no step is closed",
             "presence": "no rank's step rows could be read",
-            "collectives": f"rung {rung} records none"
-            if no_ops
+            "collectives": "rung step records none"
+            if rung == "step"
             else "there was none between ranks that were read",
             "recomputation": "rung step records none" if rung == "step" else "there was none",
             "replicas": "only one rank was recorded"

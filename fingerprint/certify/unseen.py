@@ -10,7 +10,7 @@ from fpdiff.store.run import Run
 
 _LEFT_OUT = {
     "step": "module outputs, operators and collectives are not recorded",
-    "layer": "operators and collectives are not recorded",
+    "layer": "operators are not recorded, nor collectives that C++ calls (DDP's)",
 }
 
 

@@ -37,6 +37,8 @@ writers      which events wrote the memory that an operator reads
 prelude      operators between two steps, until it is known to which they belong
 nodes        which module call an autograd node comes from
 collectives  what a rank gives and gets, and with whom
+handles      where Python calls collectives and waits for them, at rung layer
+wrapping     puts functions of the recorder's around others of torch or Triton
 containers   tensors inside arguments and outputs
 environment  versions, flags, devices, process groups
 process      which rank this process is

@@ -11,6 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from fpdiff.fingerprint.record import current, tritonpath
 from fpdiff.fingerprint.record.backward import GradientHooks
+from fpdiff.fingerprint.record.handles import HandleWatch
 from fpdiff.fingerprint.record.kernels import KernelRecorder
 from fpdiff.fingerprint.record.modules import ModuleHooks
 from fpdiff.fingerprint.record.ops import OpMode, OpRecorder
@@ -54,7 +55,7 @@ def arm(settings: Settings) -> Callable[[], None]:
     clip = clipping._clip_grads_with_norm_
     clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
     script = current.script = ScriptCalls(recorder)
-    end_ops = _watch_ops(OpRecorder(recorder, gradients)) if recorder.ops else None
+    end_ops = _watch_ops(OpRecorder(recorder, gradients)) if recorder.collectives else None
 
     def disarm() -> None:
         if end_ops is not None:
@@ -73,6 +74,8 @@ def arm(settings: Settings) -> Callable[[], None]:
 
 
 def _watch_ops(ops: OpRecorder) -> Callable[[], None]:
+    if not ops.recorder.ops:
+        return HandleWatch(ops).watch()
     mode = OpMode(ops)
     mode.__enter__()  # type: ignore[no-untyped-call]
     end_launches = tritonpath.watch(KernelRecorder(ops))

@@ -5,6 +5,7 @@ it is recorded when the program first reads it or writes over it, which a correc
 its own wait.
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from fpdiff.fingerprint.record.opcall import Call
 from fpdiff.fingerprint.record.opschema import OpSchema
 from fpdiff.fingerprint.record.opvalues import Argument, results
 from fpdiff.fingerprint.record.prelude import place_of
+from fpdiff.fingerprint.record.scopes import MAX_READS
 from fpdiff.fingerprint.record.sitetable import Point
 from fpdiff.fingerprint.record.writers import Flight
 
@@ -132,6 +134,12 @@ class CollectiveRecorder:
     def __init__(self, ops: "OpRecorder") -> None:
         """Belong to the recorder of operators."""
         self._ops = ops
+        self._flying: list[weakref.ref[torch.Tensor]] = []
+
+    def take_flying(self) -> list["weakref.ref[torch.Tensor]"]:
+        """Return what collectives are going to write that were launched since last asked."""
+        flying, self._flying = self._flying, []
+        return flying
 
     def before(
         self,
@@ -207,6 +215,9 @@ class CollectiveRecorder:
         if call.schema.name.startswith("_c10d_functional"):
             returned = [(slot, tensor) for _, slot, tensor in results(result, call.schema)]
             flying += [(s, t) for s, t in returned if call.gets & {"out", s}]
+        call.written = []  # It outlives the call, and must keep no tensor alive.
+        if not self._ops.recorder.ops:
+            self._flying += [weakref.ref(tensor) for _, tensor in flying]
         for slot, tensor in flying:
             if (view := look(tensor)) is not None and view.extent_bytes:
                 self._ops.recorder.writers.launch(view, self._flight(call, slot, tensor, view))
@@ -227,12 +238,32 @@ class CollectiveRecorder:
     def _give(self, call: Call, slot: str, tensor: torch.Tensor) -> list[int]:
         ops = self._ops
         source = Call(call.schema, call.point, call.microbatch, call.occurrence)
-        ops.read(source, slot, None, tensor)
+        if ops.recorder.ops:
+            ops.read(source, slot, None, tensor)
         digest = ops.digest(tensor, look(tensor))
         if digest is None:
             return source.reads
         point = call.at("sent", slot)
-        return [ops.emit(source, point, digest, tensor, source.reads_of(None))]
+        reads, span = source.reads_of(None), 0
+        if not ops.recorder.ops:
+            reads, span = self._edges(tensor)
+        return [ops.emit(source, point, digest, tensor, reads, span=span)]
+
+    def _edges(self, tensor: torch.Tensor) -> tuple[list[int], int]:
+        """Return reads and span of what a rank gives, where operators are not recorded."""
+        recorder = self._ops.recorder
+        if recorder.between_steps:
+            return [], 0
+        producer, exact = recorder.producers.find(tensor, look(tensor))
+        reads = [] if producer is None else [producer]
+        if exact:
+            return reads, 0
+        scope = recorder.scopes.top()
+        if scope is not None:
+            reads += scope.all_reads()
+            if len(reads) <= MAX_READS:
+                return reads, 0
+        return [], recorder.num_step_events()
 
     def _flight(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> Flight:
         def land(landed: torch.Tensor, reads: list[int]) -> None:

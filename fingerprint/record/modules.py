@@ -73,7 +73,8 @@ class ModuleHooks:
         if recorder.layers:
             recorder.calls_read[scope.path, scope.microbatch] = scope.all_reads() + done
         if scope.parent is not None:
-            scope.parent.reads.extend(done if scope.recorded else scope.reads)
+            # A call without recorded outputs may have changed something in place.
+            scope.parent.reads.extend(done if scope.recorded and done else scope.reads)
         else:
             recorder.root_outputs.extend(done or scope.reads)
 

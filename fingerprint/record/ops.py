@@ -102,7 +102,7 @@ class OpRecorder:
         self._schemas: dict[OpOverload, OpSchema] = {}
         self._arguments: dict[str, tuple[str, bytes, float | None]] = {}
         self.running = RunningCalls()
-        self._collectives = CollectiveRecorder(self)
+        self.collectives = CollectiveRecorder(self)
 
     # Around an operator
 
@@ -139,7 +139,7 @@ class OpRecorder:
         if any(tensor.is_meta for _, _, _, tensor in tensors):
             return None  # A tracer at work on shapes.
         if schema.is_collective or schema.waits or schema.name == "aten.copy_.default":
-            taken, call = self._collectives.before(schema, tensors, others, args, kwargs)
+            taken, call = self.collectives.before(schema, tensors, others, args, kwargs)
             if taken:
                 return call
         point, microbatch = self.point(schema, tensors)
@@ -161,7 +161,7 @@ class OpRecorder:
     def _after(self, call: Call, result: Any) -> None:
         schema = call.schema
         if schema.is_collective or schema.waits:
-            self._collectives.after(call, result)
+            self.collectives.after(call, result)
             return
         if schema.is_view:
             self._look_elsewhere(call, result)
@@ -450,6 +450,7 @@ class OpRecorder:
         tensor: torch.Tensor,
         reads: list[int],
         earlier: list[int] | None = None,
+        span: int = 0,
     ) -> int:
         """Record a tensor at a call and return the event's seq; see `Recorder.emit_op`."""
         recorder = self.recorder
@@ -464,6 +465,7 @@ class OpRecorder:
             tensor.shape,
             reads,
             earlier,
+            span=span,
         )
 
 

@@ -60,6 +60,11 @@ class OpSchema:
     is_idle: bool
 
 
+def is_of_collectives(op: Any) -> bool:
+    """Return whether an operator launches collectives or waits for them."""
+    return getattr(op, "namespace", None) in ("c10d", "_c10d_functional")
+
+
 def describe(op: torch._ops.OpOverload) -> OpSchema:
     """Return what an operator reads, writes and returns."""
     name = str(op)
@@ -74,7 +79,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
     if base in memory["fill"]["ops"]:
         ignores |= {arguments[0]} if arguments else set()
     is_view = bool(getattr(op, "is_view", False)) and not written
-    collective = op.namespace in ("c10d", "_c10d_functional")
+    collective = is_of_collectives(op)
     waits = base == "_c10d_functional.wait_tensor"
     idle = base in _IDLE or op.namespace in _NO_DATA
     return OpSchema(

@@ -48,6 +48,7 @@ class Recorder:
         self.kernels = settings.level == "kernel"
         self.ops = self.kernels or settings.level == "op"
         self.layers = self.ops or settings.level == "layer"
+        self.collectives = self.ops or (self.layers and settings.collectives)
         self.awake = True
         self.is_observing = False  # a hook is at work: the ops that run are its own
         self.names = Names()
@@ -196,7 +197,7 @@ class Recorder:
         self.generator_seq = -1
         self.producers.clear()
         self.cache.sweep()
-        if self.ops:
+        if self.collectives:
             self._open_with_prelude()
         if self._in_window:
             self.state.record_tensors()
@@ -218,7 +219,7 @@ class Recorder:
     def join_prelude(self) -> None:
         """Add the ops since an optimizer's step to its step: another optimizer's has come."""
         prelude, self._prelude = self._prelude, Prelude()
-        if not self.ops or not prelude.events:
+        if not prelude.events:
             return
         shift = self.next_seq() - FIRST
         for event in prelude.events:
@@ -253,8 +254,9 @@ class Recorder:
 
     def _close_step(self, *, ended: bool) -> None:
         if self._open:
-            if self.ops and (lost := self.writers.num_in_flight()):
-                self.blind_spots["collective output that no op read in its step"] += lost
+            if lost := self.writers.num_in_flight():
+                what = "that no op read" if self.ops else "that was not waited for"
+                self.blind_spots[f"collective output {what} in its step"] += lost
             if self._in_window:
                 self._flush(close=True, ended=ended)
                 self._chain = self._row.row(ended=ended)["chain"]
@@ -474,6 +476,7 @@ class Recorder:
         reads: list[int] | None = None,
         earlier: list[int] | None = None,
         value: float | None = None,
+        span: int = 0,
     ) -> int:
         """Append or keep one event of an op and return its seq, which may be provisional.
 
@@ -482,6 +485,7 @@ class Recorder:
             occurrence: nth call of the op, see `count_op`.
             microbatch: the microbatch.
             earlier: seqs that it also read if it turns out to belong to the open step.
+            span: it also read so many events just before it; none between steps.
         """
         reads = reads or []
         if self.between_steps:
@@ -496,9 +500,7 @@ class Recorder:
                 point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value, source
             )
             return self._prelude.add(event)
-        return self.emit(
-            point, digest, microbatch, dtype, shape, reads, value=value, occurrence=occurrence
-        )
+        return self.emit(point, digest, microbatch, dtype, shape, reads, span, value, occurrence)
 
     def last_op_seq(self) -> int:
         """Return the seq of the last event, provisional between steps."""

@@ -34,6 +34,7 @@ class Settings:
         stats: record l2, absmax and nonfinite count beside each digest.
         rehash: digest a module's arguments again and record those that are no longer what their
             producer left.
+        collectives: at rung layer, record what collectives were given and what they left.
         first_step: number of the first step.
     """
 
@@ -44,6 +45,7 @@ class Settings:
     ranks: Ranges = ()
     stats: bool = False
     rehash: bool = False
+    collectives: bool = True
     first_step: int = 0
     _modules: re.Pattern[str] = field(init=False, repr=False, compare=False)
 

@@ -219,6 +219,14 @@ class Writers:
             for w in latest
         )
 
+    def is_in_flight(self, view: PlainView) -> bool:
+        """Return whether nothing has read what a collective leaves in a tensor's bytes."""
+        memory = self._storages.get(view.storage)
+        if memory is None or not memory.flights:
+            return False
+        start, end = _range(view)
+        return any(f.start < end and start < f.end for f in memory.flights)
+
     def is_copied_in(self, view: PlainView) -> bool:
         """Return whether an op is going to copy a collective's output into a tensor's bytes."""
         memory = self._storages.get(view.storage)

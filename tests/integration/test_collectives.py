@@ -1,5 +1,6 @@
-"""Every collective at rung op, on three gloo processes: who gave what, who got it, who began it."""
+"""Every collective on three gloo processes: who gave what, who got it, who began it."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -272,7 +273,27 @@ ODD = ["all_reduce_never_waited_for@1", "overwritten@1", "objects@1"]
 ARGUMENTS = [*(case.name for case in CASES), *ODD]
 STEPS = {name: step for step, name in enumerate(ARGUMENTS, 1)}
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+AT_LAYER: dict[str, dict[str, Any]] = {
+    # Whoever is not the root may be left with a part: read or not, it is recorded.
+    "reduce@0": {"receivers": (1, 2), "gets": THREE},
+}
+
+BY_OPERATOR = re.compile("functional_.*(in_place|isend|batch)")
+"""Called by the operator's name, which only rung op sees."""
+
+each_case = pytest.mark.parametrize(
+    ("level", "case"),
+    [
+        *(pytest.param("op", case, id=f"op-{case.name}") for case in CASES),
+        *(
+            pytest.param(
+                "layer", replace(case, **AT_LAYER.get(case.name, {})), id=f"layer-{case.name}"
+            )
+            for case in CASES
+            if not BY_OPERATOR.match(case.name)
+        ),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -283,13 +304,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def jobs(folder: Path) -> Iterator[Jobs]:
     jobs, preloaded = Jobs(), Preloaded("torch.distributed.tensor")
+    within = {"WITHIN": 1}
     for name, variables, options in (
-        ("a", {}, {}),
-        ("twin", {"RENAME": 1}, {"rehash": True}),
-        ("twisted", {"TWIST": 1}, {}),
+        ("op a", {}, {}),
+        ("op twin", {"RENAME": 1}, {"rehash": True}),
+        ("op twisted", {"TWIST": 1}, {}),
+        ("layer a", within, {}),
+        ("layer twin", {"RENAME": 1, **within}, {"rehash": True}),
+        ("layer twisted", {"TWIST": 1, **within}, {}),
         ("unrecorded", {}, None),
     ):
-        record = None if options is None else {"path": str(folder / name), "level": "op", **options}
+        record = {"path": str(folder / name), "level": name.partition(" ")[0], **(options or {})}
         jobs.add(
             name,
             preloaded.run_ranks,
@@ -297,7 +322,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
             *ARGUMENTS,
             num_ranks=3,
             env=variables,
-            record=record,
+            record=None if options is None else record,
             output=folder / f"{name}.txt",
         )
     yield jobs
@@ -312,35 +337,39 @@ def got(jobs: Jobs, name: str) -> list[str]:
 def test_every_rank_gets_what_it_gets_unrecorded(jobs: Jobs) -> None:
     expected = got(jobs, "unrecorded")
     assert len(expected) == 3 * len(ARGUMENTS)
-    assert got(jobs, "a") == expected
-    assert got(jobs, "twin") == expected
+    for level in ("op", "layer"):
+        assert got(jobs, f"{level} a") == expected
+        assert got(jobs, f"{level} twin") == expected
 
 
-def test_twins_are_identical(jobs: Jobs, folder: Path) -> None:
-    assert jobs["a"] and jobs["twin"]
-    verdict = compare_json(folder / "a", folder / "twin")
+@pytest.mark.parametrize("level", ["op", "layer"])
+def test_twins_are_identical(jobs: Jobs, folder: Path, level: str) -> None:
+    assert jobs[f"{level} a"] and jobs[f"{level} twin"]
+    verdict = compare_json(folder / f"{level} a", folder / f"{level} twin")
     assert verdict["verdict"] == "identical", verdict["summary"]
     assert verdict["notes"] == []
 
 
 @each_case
 def test_the_op_before_it_is_the_origin_and_who_got_it_a_receiver(
-    jobs: Jobs, folder: Path, case: Case
+    jobs: Jobs, folder: Path, level: str, case: Case
 ) -> None:
-    assert jobs["a"] and jobs["twisted"]
-    verdict = fpdiff.compare(folder / "a", folder / "twisted", steps=str(STEPS[case.name]))
+    a, twisted = f"{level} a", f"{level} twisted"
+    assert jobs[a] and jobs[twisted]
+    verdict = fpdiff.compare(folder / a, folder / twisted, steps=str(STEPS[case.name]))
     rank = int(case.name[-1])
-    assert [(o.rank, o.op, o.class_) for o in verdict.origins] == [
-        (rank, "aten.add_.Tensor", "arguments")
-    ]
+    where = (None, "data") if level == "layer" else ("aten.add_.Tensor", "arguments")
+    assert [(o.rank, o.op, o.class_) for o in verdict.origins] == [(rank, *where)]
     assert [r.rank for r in verdict.receivers] == list(case.receivers)
     for receiver in verdict.receivers:
         assert receiver.from_ == [rank]
 
 
 @each_case
-def test_what_is_given_and_what_is_got_are_events(jobs: Jobs, folder: Path, case: Case) -> None:
-    assert jobs["a"]
+def test_what_is_given_and_what_is_got_are_events(
+    jobs: Jobs, folder: Path, level: str, case: Case
+) -> None:
+    assert jobs[f"{level} a"]
     members = set()
     for rank in THREE:
         answers = case.answers or (case.op,) * len(case.received)
@@ -348,7 +377,7 @@ def test_what_is_given_and_what_is_got_are_events(jobs: Jobs, folder: Path, case
             ("sent", case.gives, [(case.op, slot) for slot in case.sent]),
             ("received", case.gets, list(zip(answers, case.received, strict=True))),
         ):
-            sites = [site for site, _ in events(folder / "a", rank, case.name, kind)]
+            sites = [site for site, _ in events(folder / f"{level} a", rank, case.name, kind)]
             found = sorted((site["op"].split(".")[1], site["slot"]) for site in sites)
             assert found == (expected if rank in ranks else [])
             # Calls of the same op are told apart by their number.
@@ -367,19 +396,27 @@ def events(run: Path, rank: int, name: str, kind: str) -> list[tuple[dict[str, A
 
 
 def test_an_output_is_recorded_before_it_is_overwritten(jobs: Jobs, folder: Path) -> None:
-    assert jobs["a"] and jobs["twisted"]
+    assert jobs["op a"] and jobs["op twisted"]
     for name, numbers in (("overwritten@1", [0]), ("all_gather_twice@1", [1])):
         for rank in THREE:
-            a, b = (events(folder / run, rank, name, "received") for run in ("a", "twisted"))
+            a, b = (events(folder / run, rank, name, "received") for run in ("op a", "op twisted"))
             differing = [x[0]["occurrence"] for x, y in zip(a, b, strict=True) if x[1] != y[1]]
             assert differing == numbers
 
 
-def test_what_is_never_waited_for_is_a_blind_spot_and_no_difference(
-    jobs: Jobs, folder: Path
+@pytest.mark.parametrize(
+    ("level", "what"), [("op", "that no op read"), ("layer", "that was not waited for")]
+)
+def test_what_is_never_waited_for_is_a_blind_spot(
+    jobs: Jobs, folder: Path, level: str, what: str
 ) -> None:
-    assert jobs["a"] and jobs["twisted"]
+    assert jobs[f"{level} a"]
+    for record in fpdiff.open_run(folder / f"{level} a").ranks.values():
+        assert record.info["blind_spots"][f"collective output {what} in its step"]
+
+
+def test_what_is_never_waited_for_is_no_difference(jobs: Jobs, folder: Path) -> None:
+    assert jobs["op a"] and jobs["op twisted"]
     step = str(STEPS["all_reduce_never_waited_for@1"])
-    assert fpdiff.compare(folder / "a", folder / "twisted", steps=step).verdict == "identical"
-    for record in fpdiff.open_run(folder / "a").ranks.values():
-        assert record.info["blind_spots"]["collective output that no op read in its step"]
+    a, twisted = folder / "op a", folder / "op twisted"
+    assert fpdiff.compare(a, twisted, steps=step).verdict == "identical"

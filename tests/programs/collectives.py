@@ -1,7 +1,7 @@
 """Does one collective a step among three ranks; arguments are `name` or `name@rank`.
 
 With TWIST set, the part of that rank in that collective is another. With RENAME set, the group of
-ranks 1 and 2 has another name.
+ranks 1 and 2 has another name. With WITHIN set, the collective is called in a module.
 """
 
 import os
@@ -38,6 +38,14 @@ class Reader(nn.Module):
     def read(self, got: list[Tensor]) -> None:
         self.got = [torch.ones(1), *got]
         self()
+
+
+class Calling(nn.Module):
+    """Does a collective, and returns what came of it."""
+
+    def forward(self, collective: Collective, x: Tensor) -> Tensor:
+        self.got = collective(x)
+        return torch.stack([torch.ones(()), *(tensor.sum() for tensor in self.got)]).sum()
 
 
 def rank() -> int:
@@ -512,7 +520,7 @@ def main() -> None:
     if os.environ.get("RENAME"):
         distributed.new_group()  # Names are numbers.
     PAIR.append(distributed.new_group([1, 2]))
-    model = Reader()
+    model, calling = Reader(), Calling()
     twisted = bool(os.environ.get("TWIST"))
     for step, argument in enumerate(sys.argv[1:], 1):
         name, _, where = argument.partition("@")
@@ -521,8 +529,12 @@ def main() -> None:
             model.read([])
         part = torch.arange(6.0).add(10 * rank() + step)
         part.add_(1.0 if twisted and where == str(rank()) else 0.0)
-        got = COLLECTIVES[name](part)
-        model.read(got)
+        if os.environ.get("WITHIN"):
+            calling(COLLECTIVES[name], part)
+            got = calling.got
+        else:
+            got = COLLECTIVES[name](part)
+            model.read(got)
         print(f"got {name} on {rank()}: {[tensor.tolist() for tensor in got]}")
     distributed.barrier()
     distributed.destroy_process_group()

@@ -375,11 +375,11 @@ def methods() -> list[Any]:
     return [JITFunction.run, InterpretedFunction.run, Autotuner._bench, *sys.meta_path]
 
 
-@pytest.mark.parametrize("level", ["layer", "op", "kernel"])
+@pytest.mark.parametrize("level", ["step", "op", "kernel"])
 def test_triton_is_as_before_in_the_end(tmp_path: Path, level: str) -> None:
     before = methods()
     with fpdiff.record(tmp_path / "run", level=level):
-        assert (methods() == before) is (level == "layer")
+        assert (methods() == before) is (level == "step")
     assert methods() == before
 
 
