@@ -255,8 +255,11 @@ class Recorder:
     def _close_step(self, *, ended: bool) -> None:
         if self._open:
             if lost := self.writers.num_in_flight():
-                what = "that no op read" if self.ops else "that was not waited for"
-                self.blind_spots[f"collective output {what} in its step"] += lost
+                if self.ops:
+                    self.blind_spots["collective output that no op read in its step"] += lost
+                else:
+                    reason = "collective output that was not waited for in its step"
+                    self.blind_spots[reason] += lost
             if self._in_window:
                 self._flush(close=True, ended=ended)
                 self._chain = self._row.row(ended=ended)["chain"]

@@ -11,7 +11,7 @@ from processes import TESTS, environment
 def test_a_flipped_bit_is_found(model: str) -> None:
     script = str(TESTS.parent / "bench" / "faults.py")
     done = subprocess.run(
-        [sys.executable, script, "--model", model, "--faults", "8"],
+        [sys.executable, script, "--model", model, "--faults", "4"],
         check=False,
         capture_output=True,
         text=True,

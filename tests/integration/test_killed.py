@@ -1,4 +1,7 @@
-"""SIGKILL of one rank of two at random moments: what had been finished is there and compares."""
+"""SIGKILL of one rank of two at random moments: what had been finished is there and compares.
+
+FPDIFF_TEST_KILLS=20 tries twenty moments instead of eight.
+"""
 
 import os
 import random
@@ -17,7 +20,8 @@ PROGRAM = PROGRAMS / "long_training.py"
 STEPS = 250
 """Enough for several segments; a killed run gets less far than that, as a rule."""
 
-MOMENTS = [random.Random(moment).uniform(-0.1, 0.5) for moment in range(20)]
+NUM_MOMENTS = int(os.environ.get("FPDIFF_TEST_KILLS", "8"))
+MOMENTS = [random.Random(moment).uniform(-0.1, 0.5) for moment in range(NUM_MOMENTS)]
 """Seconds after the first step has been finished; before it, if negative."""
 
 
