@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
+from fpdiff.fingerprint.bisect.calls import match_calls
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,15 @@ def align(a: Arm, b: Arm) -> Aligned:
     """Pair the events of two arms.
 
     Equal sequences of keys pair by position. Else events pair by microbatch and key; what only
-    one arm has is put where it would have come.
+    one arm has is put where it would have come. Where one run's record starts (a resumed run against
+    one that was not interrupted), the other's ops before the step's first module are left out.
     """
+    if a.is_the_start != b.is_the_start:
+        a, b = (arm if arm.is_the_start else arm.without_prelude() for arm in (a, b))
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
         return Aligned(a, b, index, index)
+    a, b = match_calls(a, b)
     pair = _pair(a, b)
     is_only_b = np.ones(len(b), bool)
     is_only_b[pair[pair >= 0]] = False

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
 from fpdiff.fingerprint.bisect.classify import component_of
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
@@ -14,7 +14,6 @@ from fpdiff.fingerprint.bisect.origins import (
     find_origins,
     is_batch,
     is_kind,
-    is_outside,
     sides,
 )
 from fpdiff.fingerprint.bisect.reach import ancestors

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,12 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
     mismatched &= ~before_the_start(aligned)
+    remade, remade_otherwise = _remade(aligned, mismatched)
+    mismatched &= ~remade
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
-    origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
+    explained = _read_by(aligned, mismatched) | _makes_state(aligned, mismatched) | remade_otherwise
+    origins = np.flatnonzero(mismatched & ~explained)
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
     return Findings(
         np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()), int(idle.sum())
@@ -95,9 +98,12 @@ def _is_op(site: Site) -> bool:
     return site["op"] is not None
 
 
-def is_outside(site: Site) -> bool:
-    """Return whether a site is an op outside of the modules, the backward and the optimizer."""
-    return bool(site["op"] is not None and site["phase"] == "other")
+def _is_start(site: Site) -> bool:
+    return bool(site["phase"] == "init")
+
+
+def _is_of_optimizer(site: Site) -> bool:
+    return bool(site["op"] is not None and site["phase"] == "optimizer")
 
 
 def _is_pass(site: Site) -> bool:
@@ -119,26 +125,13 @@ def beyond_the_end(aligned: Aligned) -> Flags:
 def before_the_start(aligned: Aligned) -> Flags:
     """Return the rows that one arm lacks because its record starts with this step's first module.
 
-    A run's first step has none of the ops before it, and tensors that they made are there first
-    seen where an op reads them. (A resumed run against one that was not interrupted.)
+    Tensors that ops before it made are there first seen where an op reads them.
     """
     result: Flags = np.zeros(len(aligned), bool)
-    outside = aligned.having(is_outside)
-    started = [
-        len(arm) > 0 and arm.seq[0] == 0 and not is_outside(arm.site_of(0))
-        for arm in (aligned.a, aligned.b)
-    ]
-    if started[0] == started[1] or not outside.any():
-        return result
-    own, other = (
-        (aligned.index_a, aligned.index_b) if started[0] else (aligned.index_b, aligned.index_a)
-    )
-    first_seen = aligned.having(is_kind("input")) & aligned.having(_is_op)
-    result |= (other < 0) & first_seen
-    inside = np.flatnonzero((other >= 0) & ~outside)
-    if inside.size:
-        before = (other >= 0) & (other < other[inside].min())
-        result |= before & (own < 0)
+    started = [arm.is_the_start for arm in (aligned.a, aligned.b)]
+    if started[0] != started[1]:
+        other = aligned.index_b if started[0] else aligned.index_a
+        result = (other < 0) & aligned.having(is_kind("input")) & aligned.having(_is_op)
     return result
 
 
@@ -176,8 +169,9 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
 
     Not even through one another; ops of both sides of a structural difference alike. Any later
     scalar may come from a number that the program took out of a tensor: one that only one run
-    took explains nothing. What an op of both runs made otherwise from equal things is no idle
-    matter, whoever read it; garbage is.
+    took explains nothing. Nor does what only one run made explain whoever read an equal tensor in
+    the other. What an op of both runs made otherwise from equal things is no idle matter, whoever
+    read it; garbage is.
     """
     idle: Flags = mismatched & aligned.having(is_outside)
     if used is not None:
@@ -189,7 +183,7 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     one_sided_number = ~aligned.paired & aligned.having(is_kind("number"))
     among = idle[producer] & mismatched[event]
     event, producer = event[among], producer[among]
-    counts = ~one_sided_number[producer]
+    counts = ~one_sided_number[producer] & ~_had_elsewhere(aligned, producer, event)
     while (found := idle[producer] & reached[event] & counts).any():
         reached[producer[found]] = True
         idle[producer[found]] = False
@@ -198,6 +192,60 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     while (found := made[producer] & idle[event] & ~made[event]).any():
         made[event[found]] = True
     return idle & ~made
+
+
+def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the ops of an optimizer in only one run, where only one had a state to start from.
+
+    The other makes it anew: that is what follows from it.
+    """
+    lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
+    if not (lacking & aligned.having(_is_start)).any():
+        return np.zeros(len(aligned), bool)
+    return ~aligned.paired & aligned.having(_is_of_optimizer)
+
+
+def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
+    """Return the calls in which only a resumed run made what it starts from, as a tensor of its own.
+
+    Such is a gradient scaler's scale, which is restored as a number. The first are of what both
+    start from; the others follow from its difference.
+    """
+    alike, otherwise = np.zeros((2, len(aligned)), bool)
+    started = [arm.is_the_start for arm in (aligned.a, aligned.b)]
+    if started[0] == started[1]:
+        return alike, otherwise
+    arm, rows = (aligned.a, aligned.rows[0]) if started[0] else (aligned.b, aligned.rows[1])
+    start: dict[tuple[bytes, int], bool] = {}  # by content, whether anything of it is mismatched
+    for index in np.flatnonzero(arm.sites.having(_is_start)[arm.site]).tolist():
+        content = arm.digest[index].tobytes(), int(arm.description[index])
+        start[content] = start.get(content, False) or bool(mismatched[rows[index]])
+    alone = (~aligned.paired & aligned.having(is_outside))[rows]
+    made = alone & arm.sites.having(is_kind("result", "written"))[arm.site]
+    calls = {}
+    for index in np.flatnonzero(made).tolist():
+        content = arm.digest[index].tobytes(), int(arm.description[index])
+        if content in start:
+            calls[arm.call_of(index)] = start[content]
+    for index in np.flatnonzero(alone).tolist():
+        if (differs := calls.get(arm.call_of(index))) is not None:
+            (otherwise if differs else alike)[rows[index]] = True
+    return alike, otherwise
+
+
+def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:
+    """Return the edges from what one arm made to an event that read its equal in the other arm."""
+    result = np.zeros(len(producer), bool)
+    made = aligned.having(is_kind("result", "written")) & ~aligned.paired
+    for edge in np.flatnonzero(made[producer] & aligned.paired[event]).tolist():
+        own, at = aligned.arm_of(int(producer[edge]))
+        is_b = own is aligned.b
+        other = aligned.a if is_b else aligned.b
+        reader = (aligned.index_a if is_b else aligned.index_b)[event[edge]]
+        read = other.direct(int(reader))
+        equal = (other.digest[read] == own.digest[at]).all(axis=1)
+        result[edge] = (equal & (other.description[read] == own.description[at])).any()
+    return result
 
 
 def _read_by(aligned: Aligned, mismatched: Flags) -> Flags:
