@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
-from fpdiff.fingerprint.bisect.calls import match_calls
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,6 @@ def align(a: Arm, b: Arm) -> Aligned:
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
         return Aligned(a, b, index, index)
-    a, b = match_calls(a, b)
     pair = _pair(a, b)
     is_only_b = np.ones(len(b), bool)
     is_only_b[pair[pair >= 0]] = False

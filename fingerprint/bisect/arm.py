@@ -20,9 +20,6 @@ Site = dict[str, Any]
 _KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot", "members")
 """What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
 
-_PLACE = ("phase", "module", "call", "op", "members")
-"""Within what the calls of an op are counted, beside the microbatch."""
-
 
 class Keys:
     """Numbers site keys, and descriptions (dtype, shape), alike for both runs."""
@@ -31,13 +28,6 @@ class Keys:
         """Start empty."""
         self._keys: dict[tuple[Any, ...], int] = {}
         self._descriptions: dict[tuple[Any, ...], int] = {}
-        self._places: dict[tuple[Any, ...], int] = {}
-
-    def place(self, site: Site) -> int:
-        """Return the number of where an op is called, -1 for a site of none."""
-        if site["op"] is None:
-            return -1
-        return self._places.setdefault(tuple(site[name] for name in _PLACE), len(self._places))
 
     def number(self, site: Site) -> tuple[int, int]:
         """Return the numbers of a site's key and of its description."""
@@ -63,13 +53,10 @@ class Sites:
         Raises:
             StoreError: a file is damaged.
         """
-        self.keys = keys
         self.rows: list[Site] = record.sites().sort_by("site").to_pylist()
         self.number = np.array([row["site"] for row in self.rows], np.int64)
         numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 2)
         self.key, self.description = numbers.T
-        self.place = np.array([keys.place(row) for row in self.rows], np.int64)
-        self.occurrence = np.array([row["occurrence"] for row in self.rows], np.int64)
         self.shown: Flags = np.array([lens.shows(row) for row in self.rows], bool)
         self._flags: dict[Callable[[Site], bool], Flags] = {}
 
@@ -87,7 +74,6 @@ class Arm:
         table: the events.
         sites: the rank's sites; `site` holds each event's row in them.
         key: number of the site's key; `description` that of its dtype and shape.
-        occurrence: which call of its op an event belongs to, as `key` has it.
         digest: as (events, 2) words, which compare faster than bytes.
         is_cut: the rank's record ends here, before the program ended the step.
     """
@@ -106,18 +92,16 @@ class Arm:
         site = np.searchsorted(sites.number, ints(table["site"]))
         keep = sites.shown[site]
         self._all_seqs = ints(table["seq"])
-        self.site, self.key, self.occurrence = site, sites.key[site], sites.occurrence[site]
-        self._take(table, keep)
+        self._take(table, site, keep)
 
-    def _take(self, table: pa.Table, keep: Flags) -> None:
+    def _take(self, table: pa.Table, site: Ints, keep: Flags) -> None:
         if not keep.all():
-            table = table.filter(pa.array(keep))
-            self.site, self.key = self.site[keep], self.key[keep]
-            self.occurrence = self.occurrence[keep]
-        site = self.site
+            table, site = table.filter(pa.array(keep)), site[keep]
         self.table = table
+        self.site = site
         self.seq = ints(table["seq"])
         self.microbatch = ints(table["microbatch"])
+        self.key = self.sites.key[site]
         self.description = self.sites.description[site]
         self.digest = digest_words(table)
 
@@ -127,35 +111,14 @@ class Arm:
         return len(self) > 0 and self.seq[0] == 0 and not is_outside(self.site_of(0))
 
     def without_prelude(self) -> "Arm":
-        """Return the arm without the ops before the step's first module, as if it started there.
-
-        Later calls of those ops are then earlier ones: they count from there.
-        """
+        """Return the arm without the ops before the step's first module, as if it started there."""
         outside = self.sites.having(is_outside)[self.site]
         first = len(self) if outside.all() else int(np.argmin(outside))
         if not first:
             return self
-        place = self.microbatch << 32 | self.sites.place[self.site]
-        earlier = dict.fromkeys(place[:first].tolist(), 0)
-        for number, occurrence in zip(
-            place[:first].tolist(), self.occurrence[:first].tolist(), strict=True
-        ):
-            earlier[number] = max(earlier[number], occurrence + 1)
-        occurrence = self.occurrence.copy()
-        for index in (first + np.flatnonzero(outside[first:])).tolist():
-            occurrence[index] -= earlier.get(int(place[index]), 0)
-        arm = self.renumbered(occurrence)
-        arm._all_seqs = self._all_seqs[self._all_seqs >= self.seq[first]]
-        arm._take(self.table, np.arange(len(self)) >= first)
-        return arm
-
-    def renumbered(self, occurrence: Ints) -> "Arm":
-        """Return the arm with other numbers for the calls of ops, one for each event."""
         arm = copy(self)
-        arm.key, arm.occurrence = self.key.copy(), occurrence
-        for index in np.flatnonzero(occurrence != self.occurrence).tolist():
-            site = {**self.site_of(index), "occurrence": int(occurrence[index])}
-            arm.key[index], _ = self.sites.keys.number(site)
+        arm._all_seqs = self._all_seqs[self._all_seqs > self.seq[first - 1]]
+        arm._take(self.table, self.site, np.arange(len(self)) >= first)
         return arm
 
     def __len__(self) -> int:
