@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
+from fpdiff.fingerprint.bisect.calls import pair_calls
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ class Aligned:
 def align(a: Arm, b: Arm) -> Aligned:
     """Pair the events of two arms.
 
-    Equal sequences of keys pair by position. Else events pair by microbatch and key; what only
-    one arm has is put where it would have come.
+    Equal sequences of keys pair by position. Else events pair by microbatch and key, those of ops
+    as `pair_calls` says; what only one arm has is put where it would have come.
     """
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
         return Aligned(a, b, index, index)
-    pair = _pair(a, b)
+    pair = pair_calls(a, b, _pair(a, b))
     is_only_b = np.ones(len(b), bool)
     is_only_b[pair[pair >= 0]] = False
     only_b = np.flatnonzero(is_only_b)

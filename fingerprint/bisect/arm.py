@@ -20,26 +20,45 @@ _KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot", "members"
 """What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
 
 
+_SCOPE = ("phase", "module", "call")
+_OPERATOR = ("op", "members")
+_CALL = (*_SCOPE, *_OPERATOR, "occurrence")
+_PART = (*_OPERATOR, "kind", "slot")
+
+
 class Keys:
-    """Numbers site keys, and descriptions (dtype, shape), alike for both runs."""
+    """Numbers what sites have in common, alike for both runs."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._keys: dict[tuple[Any, ...], int] = {}
-        self._descriptions: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
 
-    def number(self, site: Site) -> tuple[int, int]:
-        """Return the numbers of a site's key and of its description."""
-        key = tuple(site[name] for name in _KEY)
-        description = (site["dtype"], *site["shape"])
+    def number(self, site: Site) -> tuple[int, ...]:
+        """Return the numbers of a site's key, of its description (dtype, shape) and, of an op.
+
+        Those are of its scope, its call in there, its operator and its part of the call; -1 for
+        what belongs to no op.
+        """
+        of_op = site["op"] is not None
         return (
-            self._keys.setdefault(key, len(self._keys)),
-            self._descriptions.setdefault(description, len(self._descriptions)),
+            self._number(site, _KEY),
+            self._number(site, ("dtype", "shape")),
+            *(
+                self._number(site, names) if of_op else -1
+                for names in (_SCOPE, _CALL, _OPERATOR, _PART)
+            ),
         )
+
+    def _number(self, site: Site, names: tuple[str, ...]) -> int:
+        values = (tuple(v) if isinstance(v := site[name], list) else v for name in names)
+        return self._numbers.setdefault((names, *values), len(self._numbers))
 
 
 class Sites:
-    """The sites of one rank of one run, as arrays over their rows."""
+    """The sites of one rank of one run, as arrays over their rows.
+
+    What `Keys.number` numbers has the names that it has there.
+    """
 
     def __init__(self, record: RankRecord, keys: Keys, lens: Lens) -> None:
         """Read the sites.
@@ -54,8 +73,8 @@ class Sites:
         """
         self.rows: list[Site] = record.sites().sort_by("site").to_pylist()
         self.number = np.array([row["site"] for row in self.rows], np.int64)
-        numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 2)
-        self.key, self.description = numbers.T
+        numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 6)
+        self.key, self.description, self.scope, self.call, self.operator, self.part = numbers.T
         self.shown: Flags = np.array([lens.shows(row) for row in self.rows], bool)
         self._flags: dict[Callable[[Site], bool], Flags] = {}
 

@@ -59,6 +59,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched &= ~idle
     origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
+    moved = np.union1d(moved, _in_turn(aligned, mismatched, origins))
     return Findings(
         np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()), int(idle.sum())
     )
@@ -198,6 +199,28 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     while (found := made[producer] & idle[event] & ~made[event]).any():
         made[event[found]] = True
     return idle & ~made
+
+
+def _in_turn(aligned: Aligned, mismatched: Flags, origins: Ints) -> Ints:
+    """Return rows that stand for those that no origin explains, since they read one another.
+
+    One of two ops reads what the other wrote in A, and the other way round in B: each explains the
+    other, so what differs is their order. The first of them in A is told.
+    """
+    rows = np.flatnonzero(mismatched & aligned.paired)
+    if (np.diff(aligned.index_b[rows]) > 0).all():  # Nothing reads what comes after it.
+        return np.zeros(0, np.int64)
+    found: list[int] = []
+    explained = np.zeros(len(aligned), bool)
+    explained[origins] = True
+    while True:
+        while (more := mismatched & ~explained & _read_by(aligned, explained)).any():
+            explained |= more
+        rows = np.flatnonzero(mismatched & ~explained)
+        if not rows.size:
+            return np.array(found, np.int64)
+        found.append(int(rows[0]))
+        explained[rows[0]] = True
 
 
 def _read_by(aligned: Aligned, mismatched: Flags) -> Flags:

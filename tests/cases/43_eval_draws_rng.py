@@ -1,10 +1,12 @@
 """CASE_RUN=A: no validation; CASE_RUN=B: validation after step 1, unshuffled, in eval mode, under no_grad.
 
 Symptom : "validation must not change training", but runs that validate and runs that do not part ways.
-First divergence : step 2, phase forward, module `drop`, op aten.bernoulli_ (CPU dropout), rank 0: input equal, mask differs.
-                   Cause: making the iterator of the validation loader draws a base seed from torch's global generator,
-                   though nothing is shuffled. Parameters, optimizer and batch at the begin of step 2 are equal.
-Class   : RNG state. The validation itself is harmless and no divergence.
+First divergence : step 2 (before its forward), rank 0: a draw, aten.random_, from torch's global generator, in B only: making
+                   the iterator of the validation loader draws a base seed though nothing is shuffled. Its consequence,
+                   and all that can be told at the rung layer: phase forward, module `drop`, aten.bernoulli_: input
+                   equal, mask differs. Parameters, optimizer and batch at the begin of step 2 are equal.
+Class   : structure (a draw more) by the cause, RNG state by its consequence. The validation itself is harmless and no
+          divergence.
 Sources : pytorch#80119, pytorch#11062, pytorch#20717, Lightning#9017, pytorch#12935.
 """
 import hashlib, os, torch

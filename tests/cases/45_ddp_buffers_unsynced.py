@@ -1,9 +1,9 @@
 """torchrun --nproc-per-node 2 (gloo). CASE_RUN=A: DDP as it comes; CASE_RUN=B: DDP(broadcast_buffers=False).
 
 Symptom : loss curves are equal to the last bit, but the two ranks validate to different accuracies in B.
-First divergence : STRUCTURE at step 0, phase forward, both ranks: the c10d.broadcast_ of the batch-norm buffers before the
-                   forward is in A only. First value: on rank 1 only, the running statistics of `bn` at the begin of
-                   step 2 (step 1's broadcast is the first that carries something else than rank 1 has).
+First divergence : STRUCTURE: the c10d.broadcast_ of the batch-norm buffers before each forward is in A only. That of step 0 and,
+                   on rank 0, all of them bring what is there already; the first to change something is rank 1's of
+                   step 1. First value at the rung layer: on rank 1 only, the running statistics of `bn`, step 1 or 2.
 Class   : structure (a missing collective). No loss and no parameter ever differs: batch statistics train, running ones do not.
 Trap    : within run A the ranks' buffers differ too at the end of each step, rightly.
 Sources : detectron2#1297, mmdetection#2539, pytorch#30718, pytorch-image-models#110, speechbrain#2814.

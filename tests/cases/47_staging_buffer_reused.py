@@ -6,6 +6,7 @@ First divergence : step 0, phase backward, module `inp`, rank 0: the weight grad
                    the batch it reads is not, and no op has written it since the forward, which is equal (loss too).
 Class   : unseen producer (a write from outside torch: another thread, a copy in flight). NOT aten.mm, NOT data: the
           batch of step 0 was right when the forward read it.
+Note    : seen by who digests anew what an op reads (fpdiff record --rehash); else aten.mm looks guilty.
 Trap    : the write goes through numpy, so no version counter moves and autograd's check of saved tensors stays silent.
 Sources : warp#1384, tutorials#3261, 1bit-MONSTER#2344, 1bit-MONSTER#2436.
 """

@@ -1,8 +1,9 @@
 """CASE_RUN=A: eager; CASE_RUN=B: the block is compiled (torch.compile).
 
 Symptom : the compiled run's loss agrees to six digits in step 0 and drifts; "compile changes my results".
-First divergence : step 0, phase forward, module `blk`, rank 0: its ops (aten.gelu, aten.native_layer_norm...) are replaced
-                   by a compiled region; its input is equal, its output is not. `inp` before it agrees in all ops.
+First divergence : step 0, phase forward, module `blk`, rank 0: its ops (aten.gelu, aten.native_layer_norm...) are in A only, those
+                   of a compiled graph in B only (which come first in the report does not matter); the input is equal,
+                   the output is not. `inp` before it agrees in all ops.
 Class   : structure (another program computes the block) or, where only its output is looked at, the block's output
           from equal inputs. Not `inp`, not `out`, not the optimizer.
 Trap    : an observer that makes compiled code run eagerly, or breaks its graph, finds the runs equal.

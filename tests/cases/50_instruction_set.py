@@ -4,10 +4,12 @@ when a job moves to a host with another CPU.
 Symptom : fully seeded, deterministic algorithms on, one thread; stable on each machine, different between them.
 First divergence : step 0, phase forward, module `norm`, op aten.native_layer_norm, rank 0: inputs equal, output differs (the
                    sums run over vectors of another width). `inp` before it is a BLAS call and agrees.
+Trap    : torch's uniform_ rounds otherwise too (a fused multiply-add), so usually the initial weights differ already. Here
+          weights and data are numpy's, as if from a checkpoint.
 Class   : environment (instruction set). Not a nondeterministic kernel.
 Sources : pytorch#155423, pytorch#155552, pytorch#54684, oneDNN#1354, numpy#23523.
 """
-import hashlib, os, torch
+import hashlib, os, numpy as np, torch
 from torch import nn
 
 class Net(nn.Module):
@@ -21,12 +23,15 @@ class Net(nn.Module):
 def run(case, on_ready=lambda **k: None, on_step=lambda i: None):
     torch.manual_seed(0)
     net = Net()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.from_numpy(np.random.default_rng(p.numel()).uniform(-0.5, 0.5, p.shape).astype("float32")))
     opt = torch.optim.SGD(net.parameters(), lr=0.05)
     on_ready(model=net, optimizer=opt)
-    g = torch.Generator().manual_seed(1)
+    data = np.random.default_rng(1).uniform(-1.0, 1.0, (3, 64, 8)).astype("float32")
     for i in range(3):
         on_step(i)
-        x = torch.rand(64, 8, generator=g)               # uniform: drawn one by one, whatever the CPU
+        x = torch.from_numpy(data[i])
         loss = (net(x)[:, 0] - x[:, 0]).square().mean()
         opt.zero_grad()
         loss.backward()

@@ -1,4 +1,4 @@
-"""torchrun --nproc-per-node 2 (gloo). CASE_RUN=A: gradients reduced in fp32; CASE_RUN=B: in bf16 (DDP's compression hook).
+"""torchrun --nproc-per-node 2 (gloo). CASE_RUN=A: gradients reduced in fp32; CASE_RUN=B: in bf16 (a compression hook of DDP).
 
 Symptom : the loss of step 0 is equal, the gradient norm agrees to three digits only, curves part slowly.
 First divergence : step 0, phase backward, both ranks, between the local gradients, which are equal, and the reduction: the
@@ -9,7 +9,6 @@ Sources : torchtitan#1028, Megatron-LM#502, Megatron-LM#372, prime-rl#987.
 import hashlib, os, time, torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 class Net(nn.Module):
@@ -20,11 +19,18 @@ class Net(nn.Module):
     def forward(self, x):
         return self.out(torch.tanh(self.inp(x)))
 
+def reduce_in(dtype):
+    def hook(_, bucket):                                 # as torch's bf16_compress_hook, which wants NCCL
+        small = bucket.buffer().to(dtype).div_(dist.get_world_size())
+        future = dist.all_reduce(small, async_op=True).get_future()
+        return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return hook
+
 def run(case, on_ready=lambda **k: None, on_step=lambda i: None):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     net = DDP(Net())
-    net.register_comm_hook(None, bf16_compress_hook if case == "B" else allreduce_hook)
+    net.register_comm_hook(None, reduce_in(torch.bfloat16 if case == "B" else torch.float32))
     opt = torch.optim.SGD(net.parameters(), lr=0.05)
     on_ready(model=net.module, optimizer=opt)
     g = torch.Generator().manual_seed(1 + dist.get_rank())

@@ -30,7 +30,7 @@ class Net(nn.Module):
 def run(case, on_ready=lambda **k: None, on_step=lambda i: None):
     torch.manual_seed(0)
     net = Net()
-    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    opt = torch.optim.SGD(net.parameters(), lr=1e-5)
     on_ready(model=net, optimizer=opt)
     g = torch.Generator().manual_seed(1)
     for i in range(3):
