@@ -186,6 +186,20 @@ class Arm:
         result[event[flags[producer]]] = True
         return result
 
+    def spread(self, flags: Flags, among: Flags) -> Flags:
+        """Return the events that are flagged or, among some, that read such a one in the end."""
+        event, producer = self.edges
+        first = np.searchsorted(event, np.arange(len(self) + 1)).tolist()
+        producers, starts = producer.tolist(), self._span_start.tolist()
+        result, before = flags.tolist(), [0]
+        for index in np.arange(len(self)).tolist():
+            if among[index] and not result[index]:
+                named = producers[first[index] : first[index + 1]]
+                in_span = before[index] > before[starts[index]]
+                result[index] = in_span or any(result[other] for other in named)
+            before.append(before[index] + result[index])
+        return np.array(result, bool)
+
     @cached_property
     def _inputs(self) -> tuple[Ints, Ints]:
         """Return (event, seq of what it read) for each input of each event."""

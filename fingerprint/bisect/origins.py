@@ -59,7 +59,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched &= ~idle
     origins = np.flatnonzero(mismatched & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
-    moved = np.union1d(moved, _in_turn(aligned, mismatched, origins))
+    moved = np.union1d(moved, _in_turn(aligned, mismatched, np.union1d(origins, moved)))
     return Findings(
         np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()), int(idle.sum())
     )
@@ -201,8 +201,8 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     return idle & ~made
 
 
-def _in_turn(aligned: Aligned, mismatched: Flags, origins: Ints) -> Ints:
-    """Return rows that stand for those that no origin explains, since they read one another.
+def _in_turn(aligned: Aligned, mismatched: Flags, told: Ints) -> Ints:
+    """Return rows that stand for those that nothing told explains, since they read one another.
 
     One of two ops reads what the other wrote in A, and the other way round in B: each explains the
     other, so what differs is their order. The first of them in A is told.
@@ -212,15 +212,23 @@ def _in_turn(aligned: Aligned, mismatched: Flags, origins: Ints) -> Ints:
         return np.zeros(0, np.int64)
     found: list[int] = []
     explained = np.zeros(len(aligned), bool)
-    explained[origins] = True
-    while True:
-        while (more := mismatched & ~explained & _read_by(aligned, explained)).any():
-            explained |= more
-        rows = np.flatnonzero(mismatched & ~explained)
-        if not rows.size:
-            return np.array(found, np.int64)
+    explained[told] = True
+    while (rows := np.flatnonzero(mismatched & ~_spread(aligned, explained, mismatched))).size:
         found.append(int(rows[0]))
         explained[rows[0]] = True
+    return np.array(found, np.int64)
+
+
+def _spread(aligned: Aligned, flags: Flags, among: Flags) -> Flags:
+    """Return the rows that are flagged or that read such a one, in either arm, over and over."""
+    result: Flags = flags.copy()
+    num_flagged = -1
+    while num_flagged != (num_flagged := int(result.sum())):
+        for arm, index in ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b)):
+            present = np.flatnonzero(index >= 0)
+            ordered = present[np.argsort(index[present])]
+            result[ordered] = arm.spread(result[ordered], among[ordered])
+    return result
 
 
 def _read_by(aligned: Aligned, mismatched: Flags) -> Flags:

@@ -148,3 +148,17 @@ def test_a_producer_of_another_step_is_left_out(tmp_path: Path) -> None:
     record = Run.open(write_steps(tmp_path, [first, second])).ranks[0]
     events = Arm(record, 1, Sites(record, Keys(), CLEAR))
     assert events.producers(1).tolist() == [0]
+
+
+@pytest.mark.parametrize("lens", [CLEAR, Lens("step", ()), Lens(None, ("^$",))])
+def test_spread_is_read_any_over_and_over(tmp_path: Path, lens: Lens) -> None:
+    events = arm(tmp_path, CHAIN, Keys(), lens)
+    count = len(events)
+    for flagged in range(count):
+        for left_out in range(count):
+            flags, among = np.zeros(count, bool), np.arange(count) != left_out
+            flags[flagged] = True
+            expected = flags.copy()
+            for _ in range(count):
+                expected |= events.read_any(expected) & among
+            assert events.spread(flags, among).tolist() == expected.tolist()
