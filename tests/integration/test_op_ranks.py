@@ -48,7 +48,7 @@ def verdict_on(jobs: Jobs, folder: Path, name: str) -> dict[str, Any]:
 def test_twins_are_identical_though_clocks_are_not(jobs: Jobs, folder: Path) -> None:
     verdict = verdict_on(jobs, folder, "twin")
     assert verdict["verdict"] == "identical", verdict["summary"]
-    assert "nothing else read them" in verdict["notes"][0]
+    assert "lead to no other difference" in verdict["notes"][0]
 
 
 def test_two_origins_on_two_ranks_are_both_named(jobs: Jobs, folder: Path) -> None:
