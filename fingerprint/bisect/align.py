@@ -4,10 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site, is_collective
 from fpdiff.fingerprint.bisect.calls import pair_calls
 
 
@@ -63,6 +64,13 @@ class Aligned:
         found = [(rows[p], rows[e]) for arm, rows in sides for e, p in (arm.edges,)]
         source, target = (np.concatenate(part) for part in zip(*found, strict=True))
         return source, target
+
+    @cached_property
+    def calls_in_a(self) -> dict[tuple[Any, ...], int]:
+        """Return, for the collectives that both arms call, B's call and the index of one in A."""
+        rows = np.flatnonzero(self.paired & self.having(is_collective))
+        pairs = zip(self.index_a[rows].tolist(), self.index_b[rows].tolist(), strict=True)
+        return {self.b.call_of(in_b): in_a for in_a, in_b in pairs}
 
     def having(self, test: Callable[[Site], bool]) -> Flags:
         """Return for each row whether its site passes a test."""

@@ -161,7 +161,7 @@ class Arm:
 
     @cached_property
     def _collectives(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.sites.having(_is_collective)[self.site]).tolist()
+        found: list[int] = np.flatnonzero(self.sites.having(is_collective)[self.site]).tolist()
         return found
 
     def direct(self, index: int) -> Ints:
@@ -248,5 +248,6 @@ def digest_words(table: pa.Table) -> npt.NDArray[np.uint64]:
     return words[start : start + 2 * len(storage)].reshape(-1, 2)
 
 
-def _is_collective(site: Site) -> bool:
+def is_collective(site: Site) -> bool:
+    """Return whether a site belongs to a collective or a message."""
     return site["members"] is not None

@@ -6,7 +6,7 @@ First divergence : RANK 1 only, step 0, phase forward, module `drop`, op aten.be
                    generator does. Rank 0 differs later in the same forward, from the all-reduce of `out` on: a receiver.
 Class   : RNG state (seed of a tensor-parallel rank).
 Trap    : rank 0 is read first and names the all-reduce; nothing on rank 0 is at fault.
-Sources : tt-metal#55947, slapo#21, Fuser#3123, PaddlePaddle#36228, anemoi-core#595.
+Sources : tt-metal#55947, slapo#21, Fuser#3123, Paddle#36228, anemoi-core#595.
 """
 import hashlib, os, time, torch
 import torch.distributed as dist

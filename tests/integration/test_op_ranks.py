@@ -23,6 +23,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         ("twin", "", {"rehash": True}),
         ("both", "both", {}),
         ("branch", "branch", {}),
+        ("branch, logged", "branch", {}),
         ("minimum", "minimum", {}),
         ("alone", "", {"ranks": "1"}),
     ):
@@ -30,7 +31,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
             name,
             preloaded.run_ranks,
             PROGRAMS / "two_ranks.py",
-            env={"TWIST": twist},
+            env={"TWIST": twist, "LOG": "1" if "logged" in name else ""},
             record={"path": str(folder / name), "level": "op", **options},
             output=folder / f"{name}.txt",
         )
@@ -71,10 +72,12 @@ def test_another_reduction_is_another_argument(jobs: Jobs, folder: Path) -> None
     assert told[0] != told[1] and len(told[0]) == len(told[1]) == 2
 
 
+# With a collective more, in one run only, which nothing depends on, the others count on from there.
+@pytest.mark.parametrize("name", ["branch", "branch, logged"])
 def test_a_branch_on_one_rank_is_structure_there_and_received_elsewhere(
-    jobs: Jobs, folder: Path
+    jobs: Jobs, folder: Path, name: str
 ) -> None:
-    verdict = verdict_on(jobs, folder, "branch")
+    verdict = verdict_on(jobs, folder, name)
     first = verdict["origins"][0]
     assert (first["rank"], first["step"], first["class"]) == (1, 2, "structure")
     assert first["op"] == "aten.relu.default" and first["a"] is None

@@ -89,6 +89,33 @@ def test_what_one_run_computes_beside_the_training_is_no_divergence(tmp_path: Pa
         assert verdict_of(one, other).verdict == "identical"
 
 
+def test_a_difference_beside_it_is_told_where_it_is(tmp_path: Path) -> None:
+    """B logs a norm, and its product is another one: the sum that reads it is not to blame."""
+    norm = [op("m4n"), op("s1n", reads=["m4n"])]
+    a, b = (
+        write_steps(
+            tmp_path / name,
+            [
+                [
+                    ev("x", "input", "", "arg.0", value="x"),
+                    *logged,
+                    op("t4a", reads=["x"]),
+                    Ev(**vars(op("m4a", reads=["t4a"])) | {"twist": name}),
+                    Ev(**vars(op("s1a", reads=["m4a"])) | {"twist": name}),
+                    ev("loss", "loss", "", "loss.0", reads=["s1a"], twist=name),
+                ]
+            ],
+            level="op",
+        )
+        for name, logged in (("a", []), ("b", norm))
+    )
+    for one, other in ((a, b), (b, a)):
+        verdict = verdict_of(one, other)
+        [origin] = verdict.origins
+        assert (origin.op, origin.class_) == ("aten.mul.Tensor", "kernel")
+        assert origin.a and origin.a["shape"] == [4] and origin.b
+
+
 def test_two_ops_that_change_places_are_told_as_such(tmp_path: Path) -> None:
     """A unscales and then takes the norm, B the other way round: each explains the other."""
 
