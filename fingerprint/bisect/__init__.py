@@ -8,6 +8,7 @@ tier          step digests: which step differs first, what it does later
 lens          compares what both runs recorded when their windows differ
 arm           one run's events of a step, as arrays
 align         the events of one step of both runs, side by side
+calls         which calls of operators are the same ones, where one run made more
 origins       which mismatched events no mismatched event explains
 findings      what a rank's first differing step holds, in little
 reach         what an origin led to in its step

@@ -1,12 +1,13 @@
 """Hints, what an attribution rests on, and the command that narrows further."""
 
 import shlex
+from typing import Any
 
 from fpdiff.fingerprint.bisect.classify import OUTSIDE
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, settings_of
 from fpdiff.fingerprint.bisect.verdict import Origin
 from fpdiff.fingerprint.catalogue import UNSEEN_LAUNCH, base_name, is_launch, nondeterminism
-from fpdiff.store.run import Run
+from fpdiff.store.run import RankRecord, Run
 
 _NEXT = {"step": "layer", "layer": "op", "op": "op", "kernel": "kernel"}
 
@@ -46,7 +47,12 @@ _MAY_BE_A_LAUNCH = {"kernel", "computation", "environment", "uninitialised", "un
 
 
 def hint(
-    class_: str, component: str | None, op: str | None = None, *, rehashed: bool = False
+    class_: str,
+    component: str | None,
+    op: str | None = None,
+    *,
+    rehashed: bool = False,
+    on_cpu: bool = False,
 ) -> str | None:
     """Return what to look at for an origin.
 
@@ -55,9 +61,10 @@ def hint(
         component: see `class_`.
         op: its operator, if the rung has it.
         rehashed: what the op read was digested again just before.
+        on_cpu: no other device was used.
     """
     if class_ in ("kernel", "collective") and op is not None:
-        return _about(op, rehashed=rehashed)
+        return _about(op, rehashed=rehashed, on_cpu=on_cpu)
     if class_ == "arguments" and op is not None and is_launch(op):
         return (
             "a scalar or a constant of the launch differs: a size, what an autotuner chose by its"
@@ -73,9 +80,9 @@ def hint(
     return _HINTS.get(class_)
 
 
-def _about(op: str, *, rehashed: bool) -> str:
+def _about(op: str, *, rehashed: bool, on_cpu: bool) -> str:
     name = base_name(op)
-    known = nondeterminism(op)
+    known = _known(op, on_cpu=on_cpu)
     if known is not None:
         devices = " and ".join(known["devices"])
         return f"{name} is known to vary on {devices}: {known['why']}. {known['fix']}"
@@ -90,6 +97,18 @@ def _about(op: str, *, rehashed: bool) -> str:
         f"{name} is not known to vary: a write to its inputs that no op made (numpy, a custom"
         " kernel, faulty memory) looks the same; --rehash tells them apart"
     )
+
+
+def _known(op: str, *, on_cpu: bool) -> dict[str, Any] | None:
+    """Return what is known of an op that may vary on the devices used."""
+    known = nondeterminism(op)
+    return None if known is not None and on_cpu and "cpu" not in known["devices"] else known
+
+
+def is_on_cpu(record: RankRecord) -> bool:
+    """Return whether a rank used no other device."""
+    environment = record.info.get("environment")
+    return isinstance(environment, dict) and environment.get("decides.devices") == ["cpu"]
 
 
 def strength(rung: str, class_: str, num_inputs: int) -> str:
@@ -122,7 +141,9 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         return None
     settings = settings_of(run)
     first = origins[0]
-    known = first.op is not None and nondeterminism(first.op) is not None
+    record = run.ranks.get(first.rank)
+    on_cpu = record is not None and is_on_cpu(record)
+    known = first.op is not None and _known(first.op, on_cpu=on_cpu) is not None
     level = _NEXT[rung]
     if rung == "op" and not known and _may_be_a_launch(first, run):
         level = "kernel"

@@ -4,10 +4,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site, is_collective
+from fpdiff.fingerprint.bisect.calls import pair_calls
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,13 @@ class Aligned:
         source, target = (np.concatenate(part) for part in zip(*found, strict=True))
         return source, target
 
+    @cached_property
+    def calls_in_a(self) -> dict[tuple[Any, ...], int]:
+        """Return, for the collectives that both arms call, B's call and the index of one in A."""
+        rows = np.flatnonzero(self.paired & self.having(is_collective))
+        pairs = zip(self.index_a[rows].tolist(), self.index_b[rows].tolist(), strict=True)
+        return {self.b.call_of(in_b): in_a for in_a, in_b in pairs}
+
     def having(self, test: Callable[[Site], bool]) -> Flags:
         """Return for each row whether its site passes a test."""
         result: Flags = np.zeros(len(self), bool)
@@ -98,16 +107,17 @@ class Aligned:
 def align(a: Arm, b: Arm) -> Aligned:
     """Pair the events of two arms.
 
-    Equal sequences of keys pair by position. Else events pair by microbatch and key; what only
-    one arm has is put where it would have come. Where one run's record starts (a resumed run against
-    one that was not interrupted), the other's ops before the step's first module are left out.
+    Equal sequences of keys pair by position. Else events pair by microbatch and key, those of ops
+    as `pair_calls` says; what only one arm has is put where it would have come. Where one run's
+    record starts (a resumed run against one that was not interrupted), the other's ops before the
+    step's first module are left out.
     """
     if a.is_the_start != b.is_the_start:
         a, b = (arm if arm.is_the_start else arm.without_prelude() for arm in (a, b))
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
         return Aligned(a, b, index, index)
-    pair = _pair(a, b)
+    pair = pair_calls(a, b, _pair(a, b))
     is_only_b = np.ones(len(b), bool)
     is_only_b[pair[pair >= 0]] = False
     only_b = np.flatnonzero(is_only_b)

@@ -21,26 +21,45 @@ _KEY = ("phase", "kind", "module", "call", "op", "occurrence", "slot", "members"
 """What makes two sites of two runs the same point of the program; dtype and shape are beside it."""
 
 
+_SCOPE = ("phase", "module", "call")
+_OPERATOR = ("op", "members")
+_CALL = (*_SCOPE, *_OPERATOR, "occurrence")
+_PART = (*_OPERATOR, "kind", "slot")
+
+
 class Keys:
-    """Numbers site keys, and descriptions (dtype, shape), alike for both runs."""
+    """Numbers what sites have in common, alike for both runs."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._keys: dict[tuple[Any, ...], int] = {}
-        self._descriptions: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
 
-    def number(self, site: Site) -> tuple[int, int]:
-        """Return the numbers of a site's key and of its description."""
-        key = tuple(site[name] for name in _KEY)
-        description = (site["dtype"], *site["shape"])
+    def number(self, site: Site) -> tuple[int, ...]:
+        """Return the numbers of a site's key, of its description (dtype, shape) and, of an op.
+
+        Those are of its scope, its call in there, its operator and its part of the call; -1 for
+        what belongs to no op.
+        """
+        of_op = site["op"] is not None
         return (
-            self._keys.setdefault(key, len(self._keys)),
-            self._descriptions.setdefault(description, len(self._descriptions)),
+            self._number(site, _KEY),
+            self._number(site, ("dtype", "shape")),
+            *(
+                self._number(site, names) if of_op else -1
+                for names in (_SCOPE, _CALL, _OPERATOR, _PART)
+            ),
         )
+
+    def _number(self, site: Site, names: tuple[str, ...]) -> int:
+        values = (tuple(v) if isinstance(v := site[name], list) else v for name in names)
+        return self._numbers.setdefault((names, *values), len(self._numbers))
 
 
 class Sites:
-    """The sites of one rank of one run, as arrays over their rows."""
+    """The sites of one rank of one run, as arrays over their rows.
+
+    What `Keys.number` numbers has the names that it has there.
+    """
 
     def __init__(self, record: RankRecord, keys: Keys, lens: Lens) -> None:
         """Read the sites.
@@ -55,8 +74,8 @@ class Sites:
         """
         self.rows: list[Site] = record.sites().sort_by("site").to_pylist()
         self.number = np.array([row["site"] for row in self.rows], np.int64)
-        numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 2)
-        self.key, self.description = numbers.T
+        numbers = np.array([keys.number(row) for row in self.rows], np.int64).reshape(-1, 6)
+        self.key, self.description, self.scope, self.call, self.operator, self.part = numbers.T
         self.shown: Flags = np.array([lens.shows(row) for row in self.rows], bool)
         self._flags: dict[Callable[[Site], bool], Flags] = {}
 
@@ -162,7 +181,7 @@ class Arm:
 
     @cached_property
     def _collectives(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self.sites.having(_is_collective)[self.site]).tolist()
+        found: list[int] = np.flatnonzero(self.sites.having(is_collective)[self.site]).tolist()
         return found
 
     def direct(self, index: int) -> Ints:
@@ -186,6 +205,20 @@ class Arm:
         result: Flags = before[np.arange(len(self))] > before[self._span_start]
         result[event[flags[producer]]] = True
         return result
+
+    def spread(self, flags: Flags, among: Flags) -> Flags:
+        """Return the events that are flagged or, among some, that read such a one in the end."""
+        event, producer = self.edges
+        first = np.searchsorted(event, np.arange(len(self) + 1)).tolist()
+        producers, starts = producer.tolist(), self._span_start.tolist()
+        result, before = flags.tolist(), [0]
+        for index in np.arange(len(self)).tolist():
+            if among[index] and not result[index]:
+                named = producers[first[index] : first[index + 1]]
+                in_span = before[index] > before[starts[index]]
+                result[index] = in_span or any(result[other] for other in named)
+            before.append(before[index] + result[index])
+        return np.array(result, bool)
 
     @cached_property
     def _inputs(self) -> tuple[Ints, Ints]:
@@ -240,5 +273,6 @@ def is_outside(site: Site) -> bool:
     return bool(site["op"] is not None and site["phase"] == "other")
 
 
-def _is_collective(site: Site) -> bool:
+def is_collective(site: Site) -> bool:
+    """Return whether a site belongs to a collective or a message."""
     return site["members"] is not None

@@ -181,12 +181,12 @@ def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
 
 
 def _idle_notes(tiers: Tiers) -> list[str]:
-    """Say where ops outside of the model differ that nothing else read."""
+    """Say where ops outside of the model differ and nothing else does that read them."""
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
         if tier.idle:
             what = f"ops outside the model differ in {steps_text(sorted(tier.idle))}"
-            stories.setdefault(f"{what}, and nothing else read them", []).append(rank)
+            stories.setdefault(f"{what}, and lead to no other difference", []).append(rank)
     return _told(stories, len(tiers))
 
 

@@ -130,7 +130,7 @@ def given(aligned: Aligned) -> frozenset[Meeting]:
 def _sent(aligned: Aligned) -> dict[int, Meeting]:
     """Return, by row, the collectives to which a rank gave something that differs."""
     rows = np.flatnonzero(~aligned.equal & aligned.having(is_kind("sent")))
-    return {row: _meeting(aligned, row) for row in rows.tolist()}
+    return {row: meeting_of(aligned, row) for row in rows.tolist()}
 
 
 def _rank_step(
@@ -173,7 +173,7 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
             count,
             moved,
             bool(reduced[row]) and not moved,
-            _meeting(aligned, row) if received[row] and not moved else None,
+            meeting_of(aligned, row) if received[row] and not moved else None,
             _begin(aligned, row),
         )
         for rows, counts, moved in parts
@@ -222,10 +222,6 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
     return int(order > 0), int(arm.microbatch[index]), order
-
-
-def _meeting(aligned: Aligned, row: int) -> Meeting:
-    return meeting_of(*aligned.arm_of(row))
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

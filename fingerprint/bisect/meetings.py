@@ -1,7 +1,8 @@
 """Collectives and messages, known alike on all ranks that take part."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Arm
 
 
@@ -15,12 +16,14 @@ class Meeting:
         number: nth call of the op in this group in the step, None if that is unknown. The ranks may
             call it in different phases and count other microbatches, but in the same order.
         phase: in which one of them calls it.
+        is_only_b: run A has no such call, and may have another one of that number.
     """
 
     op: str
     group: str
     number: int | None
     phase: str = field(compare=False)
+    is_only_b: bool = False
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -42,8 +45,17 @@ class Meeting:
         return given & {self}
 
 
-def meeting_of(arm: Arm, index: int) -> Meeting:
-    """Return the collective that an event belongs to."""
+def meeting_of(aligned: Aligned, row: int) -> Meeting:
+    """Return the collective that a row's event belongs to, by its number in A if A has it."""
+    arm, index = aligned.arm_of(row)
+    if arm is aligned.a:
+        return _meeting(arm, index)
+    if (in_a := aligned.calls_in_a.get(arm.call_of(index))) is not None:
+        return _meeting(aligned.a, in_a)
+    return replace(_meeting(arm, index), is_only_b=True)
+
+
+def _meeting(arm: Arm, index: int) -> Meeting:
     site = arm.site_of(index)
     _, _, target = site["members"].partition(">")
     op = "send" if target else site["op"]

@@ -59,9 +59,11 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched &= ~remade
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
-    explained = _read_by(aligned, mismatched) | _makes_state(aligned, mismatched) | remade_otherwise
-    origins = np.flatnonzero(mismatched & ~explained)
+    follows = mismatched & (_makes_state(aligned, mismatched) | remade_otherwise)
+    origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
+    told = np.concatenate([origins, moved, np.flatnonzero(follows)])
+    moved = np.union1d(moved, _in_turn(aligned, mismatched, told))
     return Findings(
         np.flatnonzero(mismatched), origins, moved, int(evaluations.sum()), int(idle.sum())
     )
@@ -245,6 +247,36 @@ def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:
         read = other.direct(int(reader))
         equal = (other.digest[read] == own.digest[at]).all(axis=1)
         result[edge] = (equal & (other.description[read] == own.description[at])).any()
+    return result
+
+
+def _in_turn(aligned: Aligned, mismatched: Flags, told: Ints) -> Ints:
+    """Return rows that stand for those that nothing told explains, since they read one another.
+
+    One of two ops reads what the other wrote in A, and the other way round in B: each explains the
+    other, so what differs is their order. The first of them in A is told.
+    """
+    rows = np.flatnonzero(mismatched & aligned.paired)
+    if (np.diff(aligned.index_b[rows]) > 0).all():  # Nothing reads what comes after it.
+        return np.zeros(0, np.int64)
+    found: list[int] = []
+    explained = np.zeros(len(aligned), bool)
+    explained[told] = True
+    while (rows := np.flatnonzero(mismatched & ~_spread(aligned, explained, mismatched))).size:
+        found.append(int(rows[0]))
+        explained[rows[0]] = True
+    return np.array(found, np.int64)
+
+
+def _spread(aligned: Aligned, flags: Flags, among: Flags) -> Flags:
+    """Return the rows that are flagged or that read such a one, in either arm, over and over."""
+    result: Flags = flags.copy()
+    num_flagged = -1
+    while num_flagged != (num_flagged := int(result.sum())):
+        for arm, index in ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b)):
+            present = np.flatnonzero(index >= 0)
+            ordered = present[np.argsort(index[present])]
+            result[ordered] = arm.spread(result[ordered], among[ordered])
     return result
 
 

@@ -5,7 +5,7 @@ lens hides events; then each step is compared event by event. What was read is l
 `RankTier.release`, since a run may have thousands of ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -176,6 +176,10 @@ class RankTier:
             )
             self._latest = step, align(a, b)
         return self._latest[1]
+
+    def on_both(self, test: Callable[[RankRecord], bool]) -> bool:
+        """Return whether the rank passes a test in both runs."""
+        return all(map(test, self._records))
 
     def sites_having(self, kind: str) -> list[Site]:
         """Return run A's sites of a kind."""

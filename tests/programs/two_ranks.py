@@ -1,4 +1,7 @@
-"""Trains a small net with DDP; TWIST makes both ranks, or one, do something else in step 2."""
+"""Trains a small net with DDP; TWIST makes both ranks, or one, do something else in step 2.
+
+With LOG the loss is reduced ahead of the gradients, in every step, which nothing depends on.
+"""
 
 import os
 import time
@@ -35,6 +38,9 @@ def main() -> None:
     data = torch.Generator().manual_seed(distributed.get_rank())
     for step in range(4):
         loss = model(torch.randn(4, 8, generator=data), step).square().mean()
+        if os.environ.get("LOG"):
+            logged = loss.detach().clone()
+            distributed.all_reduce(logged)
         optimizer.zero_grad()
         loss.backward()
         # A sum of what the ranks measured, which nothing depends on.

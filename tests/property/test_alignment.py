@@ -37,12 +37,18 @@ POINTS = [
     ("other", "metric", "", "norm"),
     ("other", "mark", "", "logits"),
 ]
+OPS = [
+    ("other", "result", "", "aten.mul.Tensor"),
+    ("other", "written", "", "aten.add_.Tensor"),
+    ("forward", "result", "l0", "aten.mul.Tensor"),
+    ("forward", "result", "l0", "aten.tanh.default"),
+]
 
 
 @st.composite
 def events(draw: st.DrawFn, min_size: int = 0) -> list[Ev]:
     """A step: any events, each of which reads some before it."""
-    points = draw(st.lists(st.sampled_from(POINTS), min_size=min_size, max_size=12))
+    points = draw(st.lists(st.sampled_from(POINTS + OPS), min_size=min_size, max_size=12))
     made: list[Ev] = []
     for number, (phase, kind, module, slot) in enumerate(points):
         reads = [e.name for e in made if draw(st.booleans())] if number < 6 else []
@@ -51,8 +57,9 @@ def events(draw: st.DrawFn, min_size: int = 0) -> list[Ev]:
                 f"e{number}",
                 kind,
                 module,
-                slot,
+                slot if (is_op := (phase, kind, module, slot) in OPS) is False else "out.0",
                 phase,
+                op=slot if is_op else None,
                 reads=reads,
                 span=draw(st.integers(0, 2)),
                 microbatch=draw(st.integers(0, 1)),

@@ -133,3 +133,18 @@ def test_hints_for_launches() -> None:
     assert "atomic" in (hint("kernel", None, "triton.scale") or "")
     assert "autotuner" in (hint("arguments", None, "triton.scale") or "")
     assert "autotuner" not in (hint("arguments", None, "aten.add.Tensor") or "")
+
+
+ON_CPU = {"environment": {"decides.devices": ["cpu"]}}
+
+
+def test_what_varies_on_other_devices_is_no_excuse(tmp_path: Path) -> None:
+    op = "aten.mm.default"  # Known to vary on cuda.
+    assert "cuBLAS" in (hint("kernel", None, op) or "")
+    assert "--rehash" in (hint("kernel", None, op, on_cpu=True) or "")
+    assert "one thread" in (hint("kernel", None, "aten.index_put.default", on_cpu=True) or "")
+    first = replace(origin(rank=1, step=3), class_="kernel", op=op)
+    b = run(tmp_path / "b", settings={})
+    assert next_command(b, "op", [first]) is None
+    (b.path / "ranks" / "rank=00001.json").write_text(json.dumps(ON_CPU))
+    assert "--rehash" in (next_command(Run.open(b.path), "op", [first]) or "")

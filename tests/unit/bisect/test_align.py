@@ -150,49 +150,15 @@ def test_a_producer_of_another_step_is_left_out(tmp_path: Path) -> None:
     assert events.producers(1).tolist() == [0]
 
 
-def calls(*values: str, op: str = "aten.mul.Tensor") -> list[Ev]:
-    """Return calls of an op in one module's call: of each the arguments and the result."""
-    events = []
-    for number, value in enumerate(values):
-        events += [
-            ev(f"{op} {number} arguments", "arguments", "l", "other", value=f"{value} a", op=op),
-            ev(f"{op} {number}", "result", "l", value=value, shape=(len(value), 8), op=op),
-        ]
-    return events
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        # Of a call more, those that are alike pair, wherever it comes.
-        (["x", "y"], ["n", "x", "y"], [None, 0, 1]),
-        (["x", "y"], ["x", "n", "y"], [0, None, 1]),
-        (["x", "y"], ["x", "y", "n"], [0, 1, None]),
-        # Where the content of the others differs too, dtypes and shapes tell.
-        (["xx", "yyy"], ["n", "vv", "www"], [None, 0, 1]),
-        # Where nothing does, they pair in order.
-        (["x", "y"], ["u", "v", "w"], [0, 1, None]),
-        # As many calls are the same calls.
-        (["x", "y"], ["y", "x"], [0, 1]),
-    ],
-)
-def test_calls_of_an_op_that_are_alike_pair(
-    tmp_path: Path, a: list[str], b: list[str], expected: list[int | None]
-) -> None:
-    for side, (first, second) in {"ab": (a, b), "ba": (b, a)}.items():
-        rows = aligned(tmp_path / side, calls(*first), calls(*second))
-        found = sorted(pairs(rows) if side == "ab" else [pair[::-1] for pair in pairs(rows)])
-        partner = {y: x for x, y in found if y >= 0}
-        assert [partner[2 * call + 1] // 2 for call in range(len(b))] == [
-            -1 if call is None else call for call in expected
-        ]
-        assert [partner[2 * call] // 2 for call in range(len(b))] == [
-            -1 if call is None else call for call in expected
-        ]
-
-
-def test_a_place_with_too_many_calls_pairs_in_order(tmp_path: Path) -> None:
-    many = [str(number) for number in range(2_001)]
-    rows = aligned(tmp_path, calls(*many[1:]), calls(*many))
-    assert (rows.index_a >= 0).sum() == (rows.index_b >= 0).sum() - 2
-    assert not rows.equal.any()
+@pytest.mark.parametrize("lens", [CLEAR, Lens("step", ()), Lens(None, ("^$",))])
+def test_spread_is_read_any_over_and_over(tmp_path: Path, lens: Lens) -> None:
+    events = arm(tmp_path, CHAIN, Keys(), lens)
+    count = len(events)
+    for flagged in range(count):
+        for left_out in range(count):
+            flags, among = np.zeros(count, bool), np.arange(count) != left_out
+            flags[flagged] = True
+            expected = flags.copy()
+            for _ in range(count):
+                expected |= events.read_any(expected) & among
+            assert events.spread(flags, among).tolist() == expected.tolist()

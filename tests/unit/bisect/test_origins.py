@@ -158,3 +158,19 @@ def test_many_events_and_mismatches_take_seconds_not_minutes(shuffle: bool) -> N
         owner, index = rows.arm_of(row)
         assert len(owner.producers(index)) <= 1
     assert time.monotonic() - begin < 20
+
+
+def test_of_modules_that_change_places_only_the_one_that_moved_is_told(tmp_path: Path) -> None:
+    """Each reads what the other made, in one of the runs: neither is an origin."""
+
+    def chain(*names: str) -> list[Ev]:
+        before = [[], *([name] for name in names)]
+        return [
+            ev(name, "output", name, reads=reads, value=names)
+            for name, reads in zip(names, before, strict=False)
+        ]
+
+    rows = aligned(tmp_path, chain("a", "b", "c"), chain("c", "a", "b"))
+    findings = find_origins(rows)
+    assert not findings.origins.size
+    assert [rows.site(row)["module"] for row in findings.moved.tolist()] == ["c"]
