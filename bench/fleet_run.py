@@ -118,9 +118,7 @@ class Program:
         self._add("batch", "forward", "input", "", "arg.0")
         before = "batch"
         for name in names:
-            self._add(
-                f"out {name}", "forward", "output", name, "out.0", [before, f"weight {name}"]
-            )
+            self._add(f"out {name}", "forward", "output", name, "out.0", [before, f"weight {name}"])
             before = f"out {name}"
         self._add("out", "forward", "output", "", "out.0", [before])
         self._add("loss", "forward", "loss", "", "loss.0", ["out"], value=2.5)
@@ -130,12 +128,12 @@ class Program:
             reads = [before, f"weight {name}", f"out {name}"]
             before = f"back {name}"
             self._add(before, "backward", "gradient", name, "grad.out.0", reads)
-            self._add(
-                f"local {name}", "backward", "local_gradient", name, "grad.weight", [before]
-            )
+            self._add(f"local {name}", "backward", "local_gradient", name, "grad.weight", [before])
         for name in names:
             reads = [f"local {name}"]
-            self._add(f"reduced {name}", "optimizer", "reduced_gradient", name, "grad.weight", reads)
+            self._add(
+                f"reduced {name}", "optimizer", "reduced_gradient", name, "grad.weight", reads
+            )
         for name in names:
             reads = [f"weight {name}", f"reduced {name}", "lr"]
             self._add(f"updated {name}", "optimizer", "parameter", name, "weight", reads)

@@ -14,13 +14,15 @@ from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 JSON_LIMIT_BYTES = 16 << 20
 """No JSON file of a run is larger, padding included."""
 
+RESTORE = "restore it from a copy or record again"
+
 # What pyarrow raises on bytes that are not what they should be. ArrowInvalid is a ValueError.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn any failure to read `path` into a StoreError that names it.
+def naming(path: Path, remedy: str = RESTORE) -> Iterator[None]:
+    """Turn any failure to read `path` into a StoreError that names it, and the remedy if damaged.
 
     Raises:
         StoreError: the block failed.
@@ -36,12 +38,12 @@ def naming(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except _DAMAGE as error:
-        raise damaged(path, _first_line(error)) from error
+        raise damaged(path, _first_line(error), remedy) from error
 
 
-def damaged(path: Path, reason: str) -> StoreError:
+def damaged(path: Path, reason: str, remedy: str = RESTORE) -> StoreError:
     """Return the error for a file whose content cannot be right."""
-    return StoreError(f"{path} is damaged: {reason}; restore it from a copy or record again")
+    return StoreError(f"{path} is damaged: {reason}; {remedy}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def check_version(version: object, path: Path) -> None:
 
 
 def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) -> None:
-    """Refuse a file that does not hold the columns of the table `name`.
+    """Refuse a file that does not hold these columns of the table `name`.
 
     Raises:
         StoreError: a newer format or other columns.
@@ -92,8 +94,8 @@ def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) 
     number = int(version) if version.isdigit() else 0
     check_version(number, path)
     if name in TABLES:
-        names = columns_of(name, number)
-        expected = pa.schema([expected.field(column) for column in names])
+        names = set(columns_of(name, number))
+        expected = pa.schema([column for column in expected if column.name in names])
     if not actual.equals(expected):
         raise foreign
 

@@ -16,12 +16,8 @@ class EventChecker:
         """Prepare for events that refer to `sites`; `folder` is named if some are missing."""
         self._folder = folder
         self._sites = sites["site"].combine_chunks()
-        self._steps = {
-            step: (first, count)
-            for step, first, count in zip(
-                *(steps[name].to_pylist() for name in ("step", "first_seq", "events")), strict=True
-            )
-        }
+        counts = (steps[name].to_numpy().tolist() for name in ("step", "events"))
+        self._expected: dict[int, int] = dict(zip(*counts, strict=True))
         self._last_seq = -1
         self._found: dict[int, int] = {}
 
@@ -56,7 +52,7 @@ class EventChecker:
         Raises:
             StoreError: some did not.
         """
-        _, count = self._steps.get(step, (0, 0))
+        count = self._expected.get(step, 0)
         if self._found.get(step, 0) < count:
             raise damaged(self._folder, f"step {step} should have {count} events and has fewer")
 
@@ -78,7 +74,11 @@ def unique_sites(sites: pa.Table, folder: Path) -> pa.Table:
 
 def unique_steps(steps: pa.Table) -> pa.Table:
     """Return the last row of each step, by first_seq: a step may be closed provisionally."""
-    last = {step: index for index, step in enumerate(steps["step"].to_pylist())}
-    if len(last) < steps.num_rows:
-        steps = steps.take(pa.array(sorted(last.values()), pa.int64()))
+    numbers = steps["step"].to_numpy()
+    # The first of each number from behind is the last of it.
+    _, last = np.unique(numbers[::-1], return_index=True)
+    if len(last) < len(numbers):
+        steps = steps.take(pa.array(np.sort(len(numbers) - 1 - last)))
+    if (np.diff(steps["first_seq"].to_numpy()) >= 0).all():
+        return steps
     return steps.sort_by("first_seq")

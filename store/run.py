@@ -6,24 +6,30 @@ of thousands of ranks opens at once.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.store.checks import check_version, damaged, naming, read_json
+from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
-from fpdiff.store.parquet import TableFile
-from fpdiff.store.schema import EVENTS, TABLES, rank_name, segment_name
+from fpdiff.store.parquet import TableFile, projected
+from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
 _RANK = re.compile(r"rank=(\d{5,9})(?:\.json)?", re.ASCII)
 _SEGMENT = re.compile(r"seg-(\d{5,9})\.(?:parquet|arrows)", re.ASCII)
+
+STEP_NUMBERS = ("step", "first_seq", "events")
+"""Columns of STEPS that are read whenever any are: which events a step has."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +43,21 @@ class Segment:
 class RankRecord:
     """What one rank of a run recorded. Reads lazily and remembers what it has read."""
 
-    def __init__(self, root: Path, rank: int, shift: int = 0) -> None:
+    def __init__(
+        self, root: Path, rank: int, shift: int = 0, compact: Compact | None = None
+    ) -> None:
         """Remember where the rank's files are.
 
         Args:
             root: folder of the run.
             rank: the rank.
             shift: added to the steps' numbers, for a run that continues another.
+            compact: the run's consolidated tables, which are preferred where they are current.
         """
         self.root = root
         self.rank = rank
         self.shift = shift
+        self._compact = compact
         self._folder = rank_name(rank)
 
     @cached_property
@@ -68,8 +78,8 @@ class RankRecord:
             StoreError: a file is missing between others.
         """
         # Journals first: one that becomes Parquet meanwhile is then seen twice, not never.
-        journals = self._numbers("journal")
-        tables = {name: self._numbers(name) for name in TABLES}
+        journals = self._segment_numbers("journal")
+        tables = {name: self._segment_numbers(name) for name in TABLES}
         count = 1 + max([-1, *journals, *(number for t in tables.values() for number in t)])
         return [self._segment(number, journals, tables) for number in range(count)]
 
@@ -109,9 +119,18 @@ class RankRecord:
                 raise damaged(journal.path, "it is cut off, yet later segments exist")
         return journals
 
+    @cached_property
+    def is_compact(self) -> bool:
+        """Whether the rank's small tables are read from the run's consolidated ones."""
+        return self._compact is not None and self._compact.is_current(self.rank)
+
     def anew(self, *, shift: int | None = None) -> "RankRecord":
-        """Return the same record with nothing read yet, its steps' numbers shifted if asked to."""
-        return RankRecord(self.root, self.rank, self.shift if shift is None else shift)
+        """Return the same record with no table read yet, its steps' numbers shifted if asked to."""
+        shift = self.shift if shift is None else shift
+        record = RankRecord(self.root, self.rank, shift, self._compact)
+        if "info" in self.__dict__:
+            record.__dict__["info"] = self.info
+        return record
 
     def sites(self) -> pa.Table:
         """Return the rows of SITES.
@@ -121,13 +140,23 @@ class RankRecord:
         """
         return self._sites
 
-    def steps(self) -> pa.Table:
+    def steps(
+        self, columns: Sequence[str] | None = None, of: npt.NDArray[np.int64] | None = None
+    ) -> pa.Table:
         """Return the rows of STEPS, one per closed step, by first_seq.
+
+        Args:
+            columns: read only these, and STEP_NUMBERS; all if None.
+            of: rows of these steps are wanted; those of segments without any may be left out.
 
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        return self._shifted(self._steps)
+        if columns is not None:
+            columns = [name for name in STEPS.names if name in (*STEP_NUMBERS, *columns)]
+        if of is not None:
+            of = of - self.shift
+        return self._shifted(unique_steps(self._tables("steps", columns, of)))
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -135,7 +164,7 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
         step -= self.shift
         tables = [EVENTS.empty_table()]
         for path, table in self._event_tables(step):
@@ -150,10 +179,10 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
         for path, table in self._event_tables():
             yield from self._shifted(checker.check(table, path)).to_batches()
-        for step in self._steps["step"].to_pylist():
+        for step in self._numbers["step"].to_pylist():
             checker.check_complete(step)
 
     def _shifted(self, table: pa.Table) -> pa.Table:
@@ -164,32 +193,66 @@ class RankRecord:
 
     def _event_tables(self, step: int | None = None) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
-        for segment in self.segments:
+        for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
                 yield segment.journal, journal.table("events")
-            else:
+            elif step is None or self._may_hold(index, step):
                 file = segment.files["events"]
                 for group in file.groups(step):
                     yield file.path, group
+
+    def _may_hold(self, index: int, step: int) -> bool:
+        """Return whether a segment may hold events of a step.
+
+        Segments end between steps, so a step is closed where its events are; only the last one may
+        hold some of a step that was never closed.
+        """
+        return index == len(self.segments) - 1 or step in self._closed[index]
 
     @cached_property
     def _sites(self) -> pa.Table:
         return unique_sites(self._tables("sites"), self.root / "sites" / self._folder)
 
     @cached_property
-    def _steps(self) -> pa.Table:
-        return unique_steps(self._tables("steps"))
+    def _numbers(self) -> pa.Table:
+        return unique_steps(self._tables("steps", STEP_NUMBERS))
 
-    def _tables(self, name: str) -> pa.Table:
+    @cached_property
+    def _closed(self) -> list[npt.NDArray[np.int64]]:
+        """The steps that each segment closes."""
+        return [table["step"].to_numpy() for table in self._parts("steps", ["step"])]
+
+    def _tables(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        of: npt.NDArray[np.int64] | None = None,
+    ) -> pa.Table:
+        parts = self._parts(name, columns, of)
+        if name == "steps" and of is None:
+            self.__dict__["_closed"] = [table["step"].to_numpy() for table in parts]
+        return pa.concat_tables([projected(TABLES[name], columns).empty_table(), *parts])
+
+    def _parts(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        of: npt.NDArray[np.int64] | None = None,
+    ) -> list[pa.Table]:
+        """Return a table's rows by segment; those without any of the steps `of` may be left out."""
+        if self._compact is not None and self.is_compact:
+            return self._compact.read(self.rank, name, columns)
         journals = iter(self.journals)
-        tables = [
-            segment.files[name].read() if segment.files else next(journals).table(name)
-            for segment in self.segments
+        return [
+            segment.files[name].read(columns)
+            if segment.files
+            else _select(next(journals).table(name), columns)
+            for index, segment in enumerate(self.segments)
+            if of is None or not segment.files or np.isin(self._closed[index], of).any()
         ]
-        return pa.concat_tables([TABLES[name].empty_table(), *tables])
 
-    def _numbers(self, folder: str) -> set[int]:
+    def _segment_numbers(self, folder: str) -> set[int]:
         path = self.root / folder / self._folder
         with naming(path):
             names = os.listdir(path) if path.is_dir() else []
@@ -225,8 +288,12 @@ class Run:
         return Run(self.path, self.info, ranks)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Run":
+    def open(cls, path: str | os.PathLike[str], *, compact: bool = True) -> "Run":
         """Open the run in the folder `path` without reading its events.
+
+        Args:
+            path: the folder.
+            compact: read from the consolidated tables of `fpdiff compact` where they are current.
 
         Raises:
             StoreError: there is no run, it is damaged, or its format is newer.
@@ -241,7 +308,13 @@ class Run:
             )
         info = read_json(root / "run.json")
         check_version(info.get("schema"), root / "run.json")
-        return cls(root, info, {rank: RankRecord(root, rank) for rank in _ranks(root)})
+        found = Compact.open(root) if compact else None
+        ranks = {rank: RankRecord(root, rank, compact=found) for rank in _ranks(root)}
+        return cls(root, info, ranks)
+
+
+def _select(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    return table if columns is None else table.select(list(columns))
 
 
 def _ranks(root: Path) -> list[int]:

@@ -209,15 +209,15 @@ def write_segment(
     """
     name = f"{segment_name(index)}.parquet"
     for table_name, table in (("sites", sites), ("steps", steps)):
-        with _parquet(root / table_name / rank_name(rank) / name, table.schema) as writer:
+        with parquet_writer(root / table_name / rank_name(rank) / name, table.schema) as writer:
             writer.write_table(table)
-    with _parquet(root / "events" / rank_name(rank) / name, EVENTS) as writer:
+    with parquet_writer(root / "events" / rank_name(rank) / name, EVENTS) as writer:
         for group in _row_groups(batches):
             writer.write_table(pa.Table.from_batches(group, EVENTS), row_group_size=1 << 30)
 
 
 @contextlib.contextmanager
-def _parquet(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Yield a writer of a Parquet file that appears under its name when it is whole."""
     # Digests are random bytes: PLAIN and without a dictionary. Integer columns grow by small
     # steps: DELTA_BINARY_PACKED leaves zstd almost nothing to store.

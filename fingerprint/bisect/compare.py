@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
 from fpdiff.fingerprint.bisect.continuation import find_continuation
+from fpdiff.fingerprint.bisect.differences import EVALUATIONS
 from fpdiff.fingerprint.bisect.findings import RankFindings, examine
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
@@ -82,7 +85,7 @@ def compare_runs(
         *_evaluation_notes(tiers, found),
         *_idle_notes(tiers),
     ]
-    tiers = {rank: tier for rank, tier in tiers.items() if tier.steps}
+    tiers = {rank: tier for rank, tier in tiers.items() if len(tier.steps)}
     compared = _compared(common, tiers)
     notes += _generator_notes(tiers) if not found else []
     attribution = Attribution(
@@ -117,12 +120,11 @@ def compare_runs(
 
 def _first_finding(rank: int, tier: RankTier) -> RankFindings | None:
     """Return the first step of a rank in which something that counts differs."""
-    steps = (step for step, difference in tier.differences.items() if difference.any)
+    steps = tier.differences.having("any").tolist()
     return next((found for step in steps if (found := examine(rank, step, tier))), None)
 
 
 def _compared(common: Common, tiers: Tiers) -> Compared:
-    steps = sorted({step for tier in tiers.values() for step in tier.steps})
     events = sum(tier.num_events for tier in tiers.values())
     if not events:
         raise CompareError(
@@ -132,7 +134,10 @@ def _compared(common: Common, tiers: Tiers) -> Compared:
     return Compared(
         rung=common.rung,
         ranks=list(tiers),
-        steps=[steps[0], steps[-1]],
+        steps=[
+            min(int(tier.steps[0]) for tier in tiers.values()),
+            max(int(tier.steps[-1]) for tier in tiers.values()),
+        ],
         num_steps=max(len(tier.steps) for tier in tiers.values()),
         events=events,
     )
@@ -152,9 +157,9 @@ def _step_notes(tiers: Tiers) -> list[str]:
     for rank, tier in tiers.items():
         a, b = tier.all_steps
         # With a window of steps, what lies outside of it is nobody's concern.
-        if not tier.steps or (a != b and not tier.is_windowed):
-            story = f"A has {steps_text(a)}, B has {steps_text(b)}"
-            story += f": compared over {steps_text(tier.steps)}"
+        if not len(tier.steps) or (not np.array_equal(a, b) and not tier.is_windowed):
+            story = f"A has {steps_text(a.tolist())}, B has {steps_text(b.tolist())}"
+            story += f": compared over {steps_text(tier.steps.tolist())}"
             stories.setdefault(story, []).append(rank)
         for name in tier.cut_short():
             story = f"{name}'s record ends within step {tier.steps[-1]}: compared up to there"
@@ -167,17 +172,26 @@ def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
     end = {f.rank: f.step for f in found}
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
-        steps: dict[str, list[int]] = {}
-        for step, difference in tier.differences.items():
-            if step < end.get(rank, step + 1) and (difference.evaluation or difference.unsure):
-                steps.setdefault(difference.evaluation, []).append(step)
-        for label, own in steps.items():
+        for label, own in _evaluations(tier, end.get(rank)).items():
             what = (
                 f"only {label} evaluated the model" if label else "one run evaluated the model more"
             )
             story = f"{what} in {steps_text(own)}; nothing else differs there"
             stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))
+
+
+def _evaluations(tier: RankTier, end: int | None) -> dict[str, list[int]]:
+    """Return the steps before one in which the evaluation differs, by the run that made it."""
+    differences = tier.differences
+    unsure = np.isin(differences.steps, differences.having("unsure"))
+    early = np.ones(len(differences), bool) if end is None else differences.steps < end
+    found = {}
+    for label in EVALUATIONS:
+        which = differences.evaluations(label) & early & (unsure | bool(label))
+        if which.any():
+            found[label] = differences.steps[which].tolist()
+    return dict(sorted(found.items(), key=lambda entry: entry[1][0]))
 
 
 def _idle_notes(tiers: Tiers) -> list[str]:
