@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.findings import (
+    Candidate,
+    Place,
+    RankFindings,
+    first_finding,
+    given,
+)
 from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
@@ -77,12 +83,22 @@ class Attribution:
         self._rehashed = rehashed
         self._tiers = tiers
         self._given: dict[tuple[int, int], frozenset[Meeting]] = {}
+        self._reductions: dict[int, _Source | None] = {}
+        self._senders: dict[tuple[int, frozenset[int]], list[int]] = {}
         self._found = {f.rank: f for f in found}
         self._groups = groups
         self._ranks = frozenset(ranks)
         self._rung = rung
         self._environment = [d for d in environment if d.decides]
-        self._sources = {f.rank: [self._source(f, c) for c in f.candidates] for f in found}
+        self._sources = {f.rank: self._sources_of(f) for f in found}
+        for f in found:
+            if f.is_alike and not all(self._sources[f.rank]):
+                # Not all was received: its own events have to tell.
+                own = first_finding(f.rank, f.tier)
+                f.tier.release()
+                assert own is not None
+                self._found[f.rank] = own
+                self._sources[f.rank] = self._sources_of(own)
 
     @cached_property
     def receivers(self) -> list[Receiver]:
@@ -163,19 +179,30 @@ class Attribution:
                 sending[f.step].append(f.rank)
         return sending
 
+    def _sources_of(self, found: RankFindings) -> "list[_Source | None]":
+        return [self._source(found, candidate) for candidate in found.candidates]
+
     def _source(self, found: RankFindings, candidate: Candidate) -> "_Source | None":
         """Return where a candidate was received from, None if it is an origin."""
         if candidate.meeting is not None:
             group = candidate.meeting.ranks - {found.rank}
             senders = [r for r in group if self._gave(r, found.step, candidate.meeting)]
         elif candidate.reduced:
-            group = self._groups.of(found.rank) - {found.rank}
-            senders = self._reducing(found, group)
+            if found.rank not in self._reductions:
+                group = self._groups.of(found.rank)
+                senders = [r for r in self._reducing(found.step, group) if r != found.rank]
+                self._reductions[found.rank] = self._of(senders, group - {found.rank}, None)
+            return self._reductions[found.rank]
         else:
             return None
+        return self._of(senders, group, candidate.meeting)
+
+    def _of(
+        self, senders: list[int], group: frozenset[int], meeting: Meeting | None
+    ) -> "_Source | None":
         # Without senders, the collective is to blame only if all that took part were compared.
         missing = [] if senders else sorted(group - self._ranks)
-        return _Source(sorted(senders), missing, candidate.meeting) if senders or missing else None
+        return _Source(sorted(senders), missing, meeting) if senders or missing else None
 
     def _gave(self, rank: int, step: int, meeting: Meeting) -> bool:
         """Return whether a rank gave something that differs to a collective."""
@@ -198,18 +225,20 @@ class Attribution:
                 tier.release()
         return self._given[rank, step]
 
-    def _reducing(self, found: RankFindings, group: frozenset[int]) -> list[int]:
-        """Return the ranks of a rank's group whose own gradients differ in the same step.
+    def _reducing(self, step: int, group: frozenset[int]) -> list[int]:
+        """Return the ranks of a group whose own gradients differ in a step.
 
         Any of their gradients will do: clipping by the norm couples all of them.
         """
-        senders = [rank for rank in self._sending[found.step] if rank in group]
-        for rank in group & self._found.keys():
-            peer = self._found[rank]
-            if peer.step < found.step:
-                later = peer.tier.differences.get(found.step)
-                senders += [rank] if later is not None and later.backward else []
-        return senders
+        if (step, group) not in self._senders:
+            senders = [rank for rank in self._sending[step] if rank in group]
+            for rank in group & self._found.keys():
+                peer = self._found[rank]
+                if peer.step < step:
+                    later = peer.tier.differences.get(step)
+                    senders += [rank] if later is not None and later.backward else []
+            self._senders[step, group] = senders
+        return self._senders[step, group]
 
     def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
         senders = sorted({rank for source in sources for rank in source.senders})

@@ -8,9 +8,10 @@ from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
 from fpdiff.fingerprint.bisect.continuation import find_continuation
 from fpdiff.fingerprint.bisect.differences import EVALUATIONS
-from fpdiff.fingerprint.bisect.findings import RankFindings, examine
+from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
+from fpdiff.fingerprint.bisect.parallel import in_parallel
 from fpdiff.fingerprint.bisect.preflight import (
     Common,
     Ranges,
@@ -23,7 +24,7 @@ from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
-from fpdiff.store.run import Run
+from fpdiff.store.run import RankRecord, Run
 
 _KEPT_RANKS = 4
 """So many differing ranks keep their events in memory; those of others are read again."""
@@ -54,7 +55,7 @@ def compare_runs(
         ranks: compare only these; all if empty.
         align: "number" pairs steps of the same number; "auto" finds by what they start from which
             step of one run the other begins with.
-        progress: called with (ranks done, ranks in all).
+        progress: called with (done, in all): ranks, and those among them whose events are read.
 
     Raises:
         StoreError: a run cannot be read.
@@ -67,16 +68,15 @@ def compare_runs(
         b = b.shifted(continuation.shift)
     common = preflight(a, b, ranks)
     lens = Lens(common.rung if common.rungs_differ else None, tuple(common.modules))
-    tiers: Tiers = {}
-    found: list[RankFindings] = []
-    for done, rank in enumerate(common.ranks):
-        tier = tiers[rank] = RankTier(a.ranks[rank], b.ranks[rank], lens=lens, steps=steps)
-        finding = _first_finding(rank, tier)
-        found += [finding] if finding is not None else []
-        tier.is_held = finding is not None and len(found) <= _KEPT_RANKS
-        tier.release()
-        if progress is not None:
-            progress(done + 1, len(common.ranks))
+    tell = _Progress(len(common.ranks), progress)
+
+    def tier_of(rank: int) -> RankTier:
+        return rank_tier(a.ranks[rank], b.ranks[rank], lens, steps)
+
+    tiers: Tiers = dict(
+        zip(common.ranks, in_parallel(tier_of, common.ranks, tell.one), strict=True)
+    )
+    found = _findings(tiers, tell)
     found = with_senders(found, tiers)
     notes = [
         *([continuation.note] if continuation is not None and continuation.shift else []),
@@ -118,10 +118,60 @@ def compare_runs(
     )
 
 
-def _first_finding(rank: int, tier: RankTier) -> RankFindings | None:
-    """Return the first step of a rank in which something that counts differs."""
-    steps = tier.differences.having("any").tolist()
-    return next((found for step in steps if (found := examine(rank, step, tier))), None)
+def rank_tier(a: RankRecord, b: RankRecord, lens: Lens, steps: Ranges) -> RankTier:
+    """Compare one rank of two runs by its step rows: it depends on nothing else.
+
+    Raises:
+        StoreError: a file is damaged.
+    """
+    tier = RankTier(a, b, lens=lens, steps=steps)
+    tier.release()
+    return tier
+
+
+def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
+    """Return the first difference that counts of each rank that has one.
+
+    Of ranks alike, the events of one are read.
+    """
+    differing = [rank for rank, tier in tiers.items() if len(tier.differences.having("any"))]
+    first_alike: dict[object, int] = {}
+    for rank in differing:
+        first_alike.setdefault(tiers[rank].likeness or rank, rank)
+    held = set(differing[:_KEPT_RANKS])
+    tell.total += len(first_alike)
+
+    def look(rank: int) -> RankFindings | None:
+        tier = tiers[rank]
+        finding = first_finding(rank, tier)
+        tier.is_held = finding is not None and rank in held
+        tier.release()
+        return finding
+
+    read = list(first_alike.values())
+    known = dict(zip(read, in_parallel(look, read, tell.one), strict=True))
+    found = []
+    for rank in differing:
+        finding = known[first_alike[tiers[rank].likeness or rank]]
+        if finding is not None and finding.rank != rank:
+            finding = finding.of_rank_alike(rank, tiers[rank])
+        found += [finding] if finding is not None else []
+    return found
+
+
+class _Progress:
+    """Counts what is done, and tells it on."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self.total = total
+        self._done = 0
+        self._tell = tell
+
+    def one(self) -> None:
+        """Count one more."""
+        self._done += 1
+        if self._tell is not None:
+            self._tell(self._done, self.total)
 
 
 def _compared(common: Common, tiers: Tiers) -> Compared:

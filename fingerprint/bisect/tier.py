@@ -26,11 +26,15 @@ from fpdiff.store.schema import DIGEST_BYTES, PHASES
 Ranges = tuple[tuple[int, int], ...]
 
 _NOT_EVALUATION = tuple(phase for phase in PHASES if phase != "eval")
+_NOT_OPTIMIZER = tuple(phase for phase in PHASES if phase != "optimizer")
 _SUMS = ("content", "structure")
 _APART = ("metrics", "generator")
 """Groups that are not in the totals."""
 _WITHIN = (*PHASES, "loss", "parameters")
 """Groups that are: they can differ only where the totals do."""
+
+Likeness = tuple[int, tuple[int, ...], bytes]
+"""Step, numbers of events, and the digests in which ranks alike agree."""
 
 
 class _StepRows:
@@ -92,7 +96,18 @@ class _Source:
 
 
 class RankTier:
-    """The steps that both runs have of one rank."""
+    """The steps that both runs have of one rank.
+
+    Attributes:
+        steps: their numbers; `all_steps` those of A and of B.
+        differences: what differs in which of them.
+        likeness: equal for ranks of whose first differing step the same events are mismatched, as
+            far as step rows tell: what differs is the optimizer's phase, in the same digests in
+            both runs and over the same structure. None where they do not tell.
+        idle: by step, ops that differ and lead to nothing.
+        is_windowed: only some steps are compared.
+        is_held: what was read is kept.
+    """
 
     def __init__(self, a: RankRecord, b: RankRecord, *, lens: Lens, steps: Ranges) -> None:
         """Read the step rows, and compare.
@@ -110,7 +125,8 @@ class RankTier:
         self._lens = lens
         self.is_windowed = bool(steps)
         self.is_held = False
-        self.idle: dict[int, int] = {}  # by step, ops that differ and lead to nothing
+        self.idle: dict[int, int] = {}
+        self.likeness: Likeness | None = None
         own, other = (source.rows.step for source in self._sources)
         self.all_steps = own, other
         both, in_a, _ = np.intersect1d(own, other, assume_unique=True, return_indices=True)
@@ -246,6 +262,8 @@ class RankTier:
         evaluated = [found.digests("content_eval", steps)[1] for found in rows]
         has_a, has_b = evaluated or [np.zeros(0, bool)] * 2
         only_evaluation = differs("eval") & ~differs(*_NOT_EVALUATION)
+        if len(steps) and not differs(*_NOT_OPTIMIZER)[0]:
+            self.likeness = self._likeness(int(steps[0]), rows)
         return {
             # The phases of an evaluation that only one run made are all that differs: the other
             # phases hold the same events in the same order.
@@ -256,6 +274,18 @@ class RankTier:
             "parameters": differs("parameters"),
             "backward": differs("backward"),
         }
+
+    def _likeness(self, step: int, rows: list[_StepRows]) -> "Likeness | None":
+        """Return what tells ranks alike whose difference is in the optimizer's phase alone."""
+        totals = [source.rows for source in self._sources]
+        at = np.array([step])
+        if _differs(totals, ["structure"], at)[0] or any(s.is_cut(step) for s in self._sources):
+            return None
+        columns = ["structure", *(f"structure_{group}" for group in _APART)]
+        digests = [found.digests(name, at) for found in totals for name in columns]
+        digests += [found.digests("content_optimizer", at) for found in rows]
+        counts = tuple(source.num_events_of(step) for source in self._sources)
+        return step, counts, b"".join(bytes(valid) + words.tobytes() for words, valid in digests)
 
     def cut_short(self) -> list[str]:
         """Return which runs, "A" or "B", end within the last step compared, before the other."""
