@@ -13,6 +13,7 @@ Afterwards, here or from the command line:
     verdict = fpdiff.compare("runs/a", "runs/b")
     run = fpdiff.open_run("runs/a")
     certificate = fpdiff.certify("runs/a")
+    fpdiff.compact("runs/a")         # of very many ranks: faster to compare
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from fpdiff.store.errors import CompareError, FpdiffError, QueryError, RecordErr
 if TYPE_CHECKING:
     from fpdiff.fingerprint.bisect.verdict import Verdict
     from fpdiff.fingerprint.certify.certificate import Certificate
+    from fpdiff.store.compacting import Compacted
     from fpdiff.store.run import Run
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __all__ = [
     "StoreError",
     "__version__",
     "certify",
+    "compact",
     "compare",
     "log",
     "mark",
@@ -148,5 +151,22 @@ def certify(path: str | PathLike[str]) -> "Certificate":
         StoreError: there is no run, or nothing of it can be read.
     """
     from fpdiff.fingerprint.certify.certify import certify_run
+    from fpdiff.store.run import Run
 
-    return certify_run(open_run(path))
+    return certify_run(Run.open(path, compact=False))
+
+
+def compact(path: str | PathLike[str]) -> "Compacted":
+    """Copy the step rows and sites of all ranks of a run into a few large files.
+
+    Comparing runs of very many ranks is faster then.
+
+    Args:
+        path: folder of the run.
+
+    Raises:
+        StoreError: the run is damaged or has not ended, or the files cannot be written.
+    """
+    from fpdiff.store.compacting import compact_run
+
+    return compact_run(Path(fspath(path)))

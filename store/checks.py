@@ -1,6 +1,7 @@
 """Checks of what was read from disk: nothing there is trusted, every failure is one sentence."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,23 +82,37 @@ def check_version(version: object, path: Path) -> None:
         )
 
 
-def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) -> None:
-    """Refuse a file that does not hold these columns of the table `name`.
+def check_schema(
+    actual: pa.Schema,
+    name: str,
+    path: Path,
+    columns: tuple[str, ...] | None = None,
+    what: str | None = None,
+) -> None:
+    """Refuse a file that does not hold the columns of the table `name`, or these of them.
+
+    Args:
+        actual: of the file.
+        name: of the table.
+        path: of the file.
+        columns: those that were read, all if None.
+        what: what the file is called in the error, if not by the table's name.
 
     Raises:
         StoreError: a newer format or other columns.
     """
-    foreign = StoreError(f"{path} is not an fpdiff {name} file: its columns are others")
     version = (actual.metadata or {}).get(VERSION_KEY.encode())
-    if version is None:
-        raise foreign
-    number = int(version) if version.isdigit() else 0
-    check_version(number, path)
-    if name in TABLES:
-        names = set(columns_of(name, number))
-        expected = pa.schema([column for column in expected if column.name in names])
-    if not actual.equals(expected):
-        raise foreign
+    number = int(version) if version is not None and version.isdigit() else 0
+    if version is not None:
+        check_version(number, path)
+    if version is None or not actual.equals(_schema_of(name, number, columns)):
+        raise StoreError(f"{path} is not an fpdiff {what or name} file: its columns are others")
+
+
+@functools.lru_cache(maxsize=256)
+def _schema_of(name: str, version: int, columns: tuple[str, ...] | None) -> pa.Schema:
+    names = [n for n in columns_of(name, version) if columns is None or n in columns]
+    return pa.schema([TABLES[name].field(column) for column in names])
 
 
 def check_nulls(table: pa.Table, path: Path) -> None:

@@ -7,7 +7,6 @@ are a copy: a rank whose own files are others by now is read from those.
 
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_version, damaged, naming, read_json
 from fpdiff.store.errors import StoreError
-from fpdiff.store.schema import TABLES, rank_name
+from fpdiff.store.schema import TABLES, VERSION_KEY, rank_name
 
 FOLDER: Final = "compact"
 COMPACTED: Final = ("steps", "sites")
@@ -91,7 +90,7 @@ class Compact:
             for name in COMPACTED
         )
 
-    def read(self, rank: int, name: str, columns: Sequence[str] | None = None) -> list[pa.Table]:
+    def read(self, rank: int, name: str, columns: tuple[str, ...] | None = None) -> list[pa.Table]:
         """Return a rank's rows of a table, segment by segment.
 
         Raises:
@@ -109,7 +108,7 @@ class _Table:
         self._latest: dict[tuple[str, ...], tuple[int, pa.Table]] = {}
         self._lock = threading.Lock()
 
-    def read(self, rank: int, part: Part, columns: Sequence[str] | None) -> list[pa.Table]:
+    def read(self, rank: int, part: Part, columns: tuple[str, ...] | None) -> list[pa.Table]:
         with naming(self._path, _AGAIN):
             names = [n for n in self._schema.names if columns is None or n in columns]
             table, ranks = self._group(part.group, names)
@@ -152,7 +151,10 @@ class _Table:
     @cached_property
     def _file(self) -> pq.ParquetFile:
         file = pq.ParquetFile(self._path, page_checksum_verification=True)
-        if not file.schema_arrow.equals(self._schema, check_metadata=True):
+        actual = file.schema_arrow
+        version = (actual.metadata or {}).get(VERSION_KEY.encode(), b"")
+        check_version(int(version) if version.isdigit() else 0, self._path)
+        if not actual.equals(self._schema):
             raise _damaged(self._path, "its columns are others")
         return file
 

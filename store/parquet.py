@@ -1,6 +1,7 @@
 """Reading a segment's Parquet files, with page checksums and our own schema checks."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,17 @@ class TableFile:
         """
         _ = self._metadata
 
-    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self, columns: tuple[str, ...] | None = None) -> pa.Table:
         """Return all rows, or these columns of them, in the table's own order.
 
         Raises:
             StoreError: the file is damaged, foreign, or of a newer format.
         """
-        schema = projected(TABLES[self.name], columns)
+        schema = projected(self.name, columns)
         return pa.concat_tables([schema.empty_table(), *self.groups(columns=columns)])
 
     def groups(
-        self, step: int | None = None, columns: Sequence[str] | None = None
+        self, step: int | None = None, columns: tuple[str, ...] | None = None
     ) -> Iterator[pa.Table]:
         """Yield the row groups, or those that may hold rows of `step`, one table each.
 
@@ -81,36 +82,37 @@ class TableFile:
         known = self.__dict__.get("_metadata")
         file = pq.ParquetFile(source, metadata=known, page_checksum_verification=True)
         if known is None:
-            check_schema(file.schema_arrow, self.name, TABLES[self.name], self.path)
+            check_schema(file.schema_arrow, self.name, self.path)
             metadata = self.__dict__["_metadata"] = file.metadata
             groups = range(metadata.num_row_groups)
             if metadata.num_rows != sum(metadata.row_group(i).num_rows for i in groups):
                 raise damaged(self.path, "its row groups do not add up")
         return file
 
-    def _group(self, file: pq.ParquetFile, index: int, columns: Sequence[str] | None) -> pa.Table:
+    def _group(self, file: pq.ParquetFile, index: int, columns: tuple[str, ...] | None) -> pa.Table:
         num_rows = file.metadata.row_group(index).num_rows
         # pyarrow's threads cost more than they save where many small files are read.
         is_large = num_rows > _MANY_ROWS
         table = file.read_row_group(index, columns=columns, use_threads=is_large)
         table.validate(full=True)
-        check_schema(table.schema, self.name, projected(TABLES[self.name], columns), self.path)
+        check_schema(table.schema, self.name, self.path, columns)
         check_nulls(table, self.path)
         if table.num_rows != num_rows:
             raise damaged(self.path, "a row group has not the rows it announces")
-        schema = projected(TABLES[self.name], columns)
+        schema = projected(self.name, columns)
         for place, column in enumerate(schema):
             if column.name not in table.column_names:  # Of an older version.
                 table = table.add_column(place, column, pa.nulls(table.num_rows, column.type))
         return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
 
 
-def projected(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return a schema with only some of its columns, in its own order."""
+@functools.lru_cache(maxsize=256)
+def projected(name: str, columns: tuple[str, ...] | None) -> pa.Schema:
+    """Return the schema of a table with only some of its columns, in its own order."""
+    schema = TABLES[name]
     if columns is None:
         return schema
-    kept = [field for field in schema if field.name in columns]
-    return pa.schema(kept, metadata=schema.metadata)
+    return pa.schema([f for f in schema if f.name in columns], metadata=schema.metadata)
 
 
 def _holding(file: pq.ParquetFile, step: int) -> list[int]:

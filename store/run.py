@@ -6,7 +6,7 @@ of thousands of ranks opens at once.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -141,7 +141,7 @@ class RankRecord:
         return self._sites
 
     def steps(
-        self, columns: Sequence[str] | None = None, of: npt.NDArray[np.int64] | None = None
+        self, columns: Collection[str] | None = None, of: npt.NDArray[np.int64] | None = None
     ) -> pa.Table:
         """Return the rows of STEPS, one per closed step, by first_seq.
 
@@ -152,11 +152,12 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
+        wanted = None
         if columns is not None:
-            columns = [name for name in STEPS.names if name in (*STEP_NUMBERS, *columns)]
+            wanted = tuple(n for n in STEPS.names if n in STEP_NUMBERS or n in columns)
         if of is not None:
             of = of - self.shift
-        return self._shifted(unique_steps(self._tables("steps", columns, of)))
+        return self._shifted(unique_steps(self._tables("steps", wanted, of)))
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -221,23 +222,23 @@ class RankRecord:
     @cached_property
     def _closed(self) -> list[npt.NDArray[np.int64]]:
         """The steps that each segment closes."""
-        return [table["step"].to_numpy() for table in self._parts("steps", ["step"])]
+        return [table["step"].to_numpy() for table in self._parts("steps", ("step",))]
 
     def _tables(
         self,
         name: str,
-        columns: Sequence[str] | None = None,
+        columns: tuple[str, ...] | None = None,
         of: npt.NDArray[np.int64] | None = None,
     ) -> pa.Table:
         parts = self._parts(name, columns, of)
         if name == "steps" and of is None:
             self.__dict__["_closed"] = [table["step"].to_numpy() for table in parts]
-        return pa.concat_tables([projected(TABLES[name], columns).empty_table(), *parts])
+        return pa.concat_tables([projected(name, columns).empty_table(), *parts])
 
     def _parts(
         self,
         name: str,
-        columns: Sequence[str] | None = None,
+        columns: tuple[str, ...] | None = None,
         of: npt.NDArray[np.int64] | None = None,
     ) -> list[pa.Table]:
         """Return a table's rows by segment; those without any of the steps `of` may be left out."""
@@ -313,7 +314,7 @@ class Run:
         return cls(root, info, ranks)
 
 
-def _select(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
     return table if columns is None else table.select(list(columns))
 
 

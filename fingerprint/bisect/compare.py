@@ -211,7 +211,7 @@ def _step_notes(tiers: Tiers) -> list[str]:
             story = f"A has {steps_text(a.tolist())}, B has {steps_text(b.tolist())}"
             story += f": compared over {steps_text(tier.steps.tolist())}"
             stories.setdefault(story, []).append(rank)
-        for name in tier.cut_short():
+        for name in tier.cut_short:
             story = f"{name}'s record ends within step {tier.steps[-1]}: compared up to there"
             stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))

@@ -105,6 +105,7 @@ class RankTier:
             far as step rows tell: what differs is the optimizer's phase, in the same digests in
             both runs and over the same structure. None where they do not tell.
         idle: by step, ops that differ and lead to nothing.
+        cut_short: which runs, "A" or "B", end within the last step compared, before the other.
         is_windowed: only some steps are compared.
         is_held: what was read is kept.
     """
@@ -137,6 +138,7 @@ class RankTier:
             both, in_a = both[keep], in_a[keep]
         self.steps: Ints = both
         self._num_events: Ints = self._sources[0].rows.events[in_a]
+        self.cut_short = self._cut_short()
         if lens.is_clear:
             self.differences = self._compare_rows()
             self._forgive_the_end()
@@ -287,8 +289,7 @@ class RankTier:
         counts = tuple(source.num_events_of(step) for source in self._sources)
         return step, counts, b"".join(bytes(valid) + words.tobytes() for words, valid in digests)
 
-    def cut_short(self) -> list[str]:
-        """Return which runs, "A" or "B", end within the last step compared, before the other."""
+    def _cut_short(self) -> list[str]:
         # Of other rungs, more events are no longer record.
         if not len(self.steps) or not self._lens.is_clear:
             return []
@@ -305,7 +306,7 @@ class RankTier:
         """Look at the last step's events where one run's record ends within it."""
         last = int(self.steps[-1]) if len(self.steps) else 0
         difference = self.differences.get(last)
-        if difference is not None and difference.any and self.cut_short():
+        if difference is not None and difference.any and self.cut_short:
             difference = _event_difference(self.aligned(last))
             counts = difference.any or difference.metrics or difference.generator
             self.differences = self.differences.ending(last, difference if counts else None)
