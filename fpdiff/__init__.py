@@ -118,6 +118,7 @@ def compare(
     steps: str = "",
     ranks: Sequence[int] = (),
     align: str = "number",
+    count: bool = False,
 ) -> "Verdict":
     """Compare two runs.
 
@@ -128,6 +129,7 @@ def compare(
         ranks: compare only these.
         align: "number" pairs steps of the same number; "auto" finds which step of one run the
             other, a resumed one, begins with.
+        count: read every step that differs, and count the events that do.
 
     Raises:
         StoreError: a run cannot be read.
@@ -137,7 +139,12 @@ def compare(
     from fpdiff.fingerprint.record.settings import parse_steps
 
     return compare_runs(
-        open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks), align=align
+        open_run(a),
+        open_run(b),
+        steps=parse_steps(steps),
+        ranks=tuple(ranks),
+        align=align,
+        count=count,
     )
 
 

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
@@ -53,15 +54,17 @@ class TableFile:
         return pa.concat_tables([schema.empty_table(), *self.groups(columns=columns)])
 
     def groups(
-        self, step: int | None = None, columns: tuple[str, ...] | None = None
+        self,
+        steps: npt.NDArray[np.int64] | None = None,
+        columns: tuple[str, ...] | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the row groups, or those that may hold rows of `step`, one table each.
+        """Yield the row groups, or those that hold rows of some steps, one table each.
 
         Raises:
             StoreError: the file is damaged, foreign, or of a newer format.
         """
         with naming(self.path), self._open() as file:
-            wanted = range(file.num_row_groups) if step is None else _holding(file, step)
+            wanted = range(file.num_row_groups) if steps is None else _holding(file, steps)
             for index in wanted:
                 yield self._group(file, index, columns)
 
@@ -115,14 +118,13 @@ def projected(name: str, columns: tuple[str, ...] | None) -> pa.Schema:
     return pa.schema([f for f in schema if f.name in columns], metadata=schema.metadata)
 
 
-def _holding(file: pq.ParquetFile, step: int) -> list[int]:
-    """Return the row groups that hold rows of a step."""
+def _holding(file: pq.ParquetFile, steps: npt.NDArray[np.int64]) -> list[int]:
+    """Return the row groups that hold rows of some steps."""
     # Not by the statistics: they are under no checksum, and asking for those of a damaged footer
     # ends the process. The step column is a few bytes, as it hardly changes within a row group.
-    return [
-        index
-        for index in range(file.num_row_groups)
-        if pc.any(
-            pc.equal(file.read_row_group(index, columns=["step"], use_threads=False)["step"], step)
-        ).as_py()
-    ]
+    found = []
+    for index in range(file.num_row_groups):
+        column = file.read_row_group(index, columns=["step"], use_threads=False)["step"]
+        if np.isin(column.to_numpy(), steps).any():
+            found.append(index)
+    return found

@@ -168,11 +168,33 @@ class RankRecord:
         checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
         step -= self.shift
         tables = [EVENTS.empty_table()]
-        for path, table in self._event_tables(step):
+        for path, table in self._event_tables(np.array([step])):
             found = table.filter(pc.equal(table["step"], step))
             tables.append(checker.check(found, path))
         checker.check_complete(step)
         return self._shifted(pa.concat_tables(tables))
+
+    def events_of(
+        self, steps: npt.NDArray[np.int64], columns: Collection[str]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of EVENTS of some steps, in order, in parts as they lie on disk.
+
+        Args:
+            steps: their numbers.
+            columns: read only these, and `step`, `seq` and `site`.
+
+        Raises:
+            StoreError: a file is damaged or foreign.
+        """
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
+        own = steps - self.shift
+        for path, table in self._event_tables(own, wanted):
+            inside = np.isin(table["step"].to_numpy(), own)
+            found = table if inside.all() else table.filter(pa.array(inside))
+            yield self._shifted(checker.check(found, path))
+        for step in own.tolist():
+            checker.check_complete(step)
 
     def event_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all events in order.
@@ -192,24 +214,29 @@ class RankRecord:
         place = table.column_names.index("step")
         return table.set_column(place, table.schema.field(place), pc.add(table["step"], self.shift))
 
-    def _event_tables(self, step: int | None = None) -> Iterator[tuple[Path, pa.Table]]:
+    def _event_tables(
+        self,
+        steps: npt.NDArray[np.int64] | None = None,
+        columns: tuple[str, ...] | None = None,
+    ) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
         for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
-                yield segment.journal, journal.table("events")
-            elif step is None or self._may_hold(index, step):
+                yield segment.journal, _select(journal.table("events"), columns)
+            elif steps is None or self._may_hold(index, steps):
                 file = segment.files["events"]
-                for group in file.groups(step):
+                for group in file.groups(steps, columns):
                     yield file.path, group
 
-    def _may_hold(self, index: int, step: int) -> bool:
-        """Return whether a segment may hold events of a step.
+    def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:
+        """Return whether a segment may hold events of some steps.
 
         Segments end between steps, so a step is closed where its events are; only the last one may
         hold some of a step that was never closed.
         """
-        return index == len(self.segments) - 1 or step in self._closed[index]
+        is_last = index == len(self.segments) - 1
+        return is_last or bool(np.isin(self._closed[index], steps).any())
 
     @cached_property
     def _sites(self) -> pa.Table:

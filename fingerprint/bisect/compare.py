@@ -7,6 +7,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
 from fpdiff.fingerprint.bisect.continuation import find_continuation
+from fpdiff.fingerprint.bisect.count import count as count_events
 from fpdiff.fingerprint.bisect.differences import EVALUATIONS
 from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
@@ -22,7 +23,7 @@ from fpdiff.fingerprint.bisect.preflight import (
 )
 from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
-from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
+from fpdiff.fingerprint.bisect.verdict import Compared, Counted, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import RankRecord, Run
 
@@ -44,6 +45,7 @@ def compare_runs(
     steps: Ranges = (),
     ranks: tuple[int, ...] = (),
     align: str = "number",
+    count: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Compare two runs.
@@ -55,6 +57,7 @@ def compare_runs(
         ranks: compare only these; all if empty.
         align: "number" pairs steps of the same number; "auto" finds by what they start from which
             step of one run the other begins with.
+        count: read every step that differs, and count the events that do.
         progress: called with (done, in all): ranks, and those among them whose events are read.
 
     Raises:
@@ -114,6 +117,7 @@ def compare_runs(
         environment=common.environment,
         blind_spots=common.blind_spots,
         notes=notes,
+        counted=_count(tiers, tell) if count else None,
         next=advice.next_command(b, common.rung, origins),
     )
 
@@ -157,6 +161,13 @@ def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
             finding = finding.of_rank_alike(rank, tiers[rank])
         found += [finding] if finding is not None else []
     return found
+
+
+def _count(tiers: Tiers, tell: "_Progress") -> Counted:
+    """Count the events that differ, on all ranks."""
+    differing = [tier for tier in tiers.values() if len(tier.differences)]
+    tell.total += len(differing)
+    return sum(in_parallel(count_events, differing, tell.one), Counted())
 
 
 class _Progress:
@@ -293,10 +304,10 @@ def _identical(compared: Compared) -> str:
     first, last = compared.steps
     span = steps_text([first] if first == last else [first, last]).replace(", ", "-")
     return (
-        f"identical: {_count(compared.events, 'event')} on {_count(len(compared.ranks), 'rank')}"
-        f" over {_count(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
+        f"identical: {_numbered(compared.events, 'event')} on {_numbered(len(compared.ranks), 'rank')}"
+        f" over {_numbered(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
     )
 
 
-def _count(number: int, noun: str) -> str:
+def _numbered(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

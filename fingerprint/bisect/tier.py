@@ -6,7 +6,7 @@ hides events; then each step is compared event by event. What was read is let go
 `RankTier.release`, since a run may have thousands of ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -187,6 +187,21 @@ class RankTier:
             )
             self._latest = step, align(a, b)
         return self._latest[1]
+
+    def steps_of_equal_length(self, steps: Ints) -> Ints:
+        """Return those of some compared steps that hold as many events in both runs."""
+        if not self._lens.is_clear:  # It hides some of the events that step rows count.
+            return steps[:0]
+        counts = [s.rows.events[np.searchsorted(s.rows.step, steps)] for s in self._sources]
+        found: Ints = steps[counts[0] == counts[1]]
+        return found
+
+    def events_of(
+        self, steps: Ints, columns: Collection[str]
+    ) -> list[tuple[Sites, Iterator[pa.Table]]]:
+        """Return for A and B their sites, and what yields columns of the events of some steps."""
+        streams = (source.record.events_of(steps, columns) for source in self._sources)
+        return list(zip(self._sites, streams, strict=True))
 
     def sites_having(self, kind: str) -> list[Site]:
         """Return run A's sites of a kind."""
