@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from fpdiff.store.checks import check_version, damaged, naming, read_json
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
-from fpdiff.store.events import EventChecker, unique_sites, unique_steps
+from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
 from fpdiff.store.parquet import TableFile, projected
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
@@ -190,9 +190,9 @@ class RankRecord:
         wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
         own = steps - self.shift
         for path, table in self._event_tables(own, wanted):
-            inside = np.isin(table["step"].to_numpy(), own)
-            found = table if inside.all() else table.filter(pa.array(inside))
-            yield self._shifted(checker.check(found, path))
+            if not np.isin(stretches(table)[0], own).all():
+                table = table.filter(pa.array(np.isin(table["step"].to_numpy(), own)))
+            yield self._shifted(checker.check(table, path))
         for step in own.tolist():
             checker.check_complete(step)
 
@@ -226,7 +226,8 @@ class RankRecord:
                 yield segment.journal, _select(journal.table("events"), columns)
             elif steps is None or self._may_hold(index, steps):
                 file = segment.files["events"]
-                for group in file.groups(steps, columns):
+                is_whole = steps is not None and np.isin(self._closed[index], steps).all()
+                for group in file.groups(None if is_whole else steps, columns):
                     yield file.path, group
 
     def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:

@@ -9,6 +9,7 @@ from fpdiff.fingerprint.bisect.arm import Flags, Ints, Sites, digest_words
 from fpdiff.fingerprint.bisect.origins import beyond_the_end
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Counted
+from fpdiff.store.events import stretches
 
 _COLUMNS = ("microbatch", "digest")
 
@@ -16,8 +17,8 @@ _COLUMNS = ("microbatch", "digest")
 def count(tier: RankTier) -> Counted:
     """Count the events that differ on one rank.
 
-    Steps of as many events in both runs are read in one go and compared by position, as long as
-    the same places of the program come in the same order; other steps are aligned one by one.
+    Steps of as many events in both runs are read in one go and compared by position. Where it
+    turns out that the places of the program are others, steps are aligned one by one.
 
     Raises:
         StoreError: a file is damaged.
@@ -42,29 +43,29 @@ def _by_position(tier: RankTier, steps: Ints) -> tuple[Ints, Ints, Flags]:
     """Return for each step its events, those that differ, and whether the places were the same."""
     events, differing = np.zeros((2, len(steps)), np.int64)
     is_exact: Flags = np.ones(len(steps), bool)
-    sides = tier.events_of(steps, _COLUMNS) if len(steps) else []
-    pairs = [(_Places(sites), tables) for sites, tables in sides]
-    for a, b in _side_by_side(*(tables for _, tables in pairs)) if pairs else ():
-        if a.num_rows != b.num_rows:  # One run has events of a step that it never closed.
-            left = np.concatenate([table["step"].to_numpy() for table in (a, b)])
-            is_exact[np.searchsorted(steps, left)] = False
+    if not len(steps):
+        return events, differing, is_exact
+    places = None if tier.numbers_sites_alike else [_Places(sites) for sites in tier.sites]
+    for a, b in _side_by_side(*tier.events_of(steps, _COLUMNS)):
+        (step_a, first), (step_b, first_b) = stretches(a), stretches(b)
+        site_a, site_b = (table["site"].to_numpy() for table in (a, b))
+        is_same = np.array_equal(step_a, step_b) and np.array_equal(first, first_b)
+        is_same = is_same and _equal_column(a, b, "microbatch")
+        if places is not None and is_same:
+            (site_a, what_a), (site_b, what_b) = (
+                place.of(site) for place, site in zip(places, (site_a, site_b), strict=True)
+            )
+        if not is_same or not np.array_equal(site_a, site_b):
+            wrong = np.concatenate([step_a, step_b])
+            is_exact[np.searchsorted(steps, wrong)] = False
             continue
-        (site_a, what_a), (site_b, what_b) = (
-            places.of(table) for (places, _), table in zip(pairs, (a, b), strict=True)
-        )
-        step_a, step_b = (table["step"].to_numpy() for table in (a, b))
-        batch_a, batch_b = (table["microbatch"].to_numpy() for table in (a, b))
-        same = (step_a == step_b) & (site_a == site_b) & (batch_a == batch_b)
         words_a, words_b = digest_words(a), digest_words(b)
         differs = (words_a[:, 0] != words_b[:, 0]) | (words_a[:, 1] != words_b[:, 1])
-        differs |= what_a != what_b
-        for step, first, end in _stretches(step_a):
-            at = np.searchsorted(steps, step)
-            events[at] += end - first
-            differing[at] += np.count_nonzero(differs[first:end])
-        if not same.all():
-            wrong = np.concatenate([step_a[~same], step_b[~same]])
-            is_exact[np.searchsorted(steps, wrong)] = False
+        if places is not None:
+            differs |= what_a != what_b
+        at = np.searchsorted(steps, step_a)
+        np.add.at(events, at, np.diff(first, append=len(differs)))
+        np.add.at(differing, at, np.add.reduceat(differs, first, dtype=np.int64))
     return events, differing, is_exact
 
 
@@ -77,16 +78,12 @@ class _Places:
         self._key[sites.number] = sites.key
         self._description[sites.number] = sites.description
 
-    def of(self, table: pa.Table) -> tuple[Ints, Ints]:
-        site = table["site"].to_numpy()
+    def of(self, site: Ints) -> tuple[Ints, Ints]:
         return self._key[site], self._description[site]
 
 
-def _stretches(steps: Ints) -> Iterator[tuple[int, int, int]]:
-    """Yield (step, first row, row after its last) of each stretch of rows of one step."""
-    first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1)) if len(steps) else steps
-    ends = np.append(first[1:], len(steps))
-    yield from zip(steps[first].tolist(), first.tolist(), ends.tolist(), strict=True)
+def _equal_column(a: pa.Table, b: pa.Table, name: str) -> bool:
+    return bool(np.array_equal(a[name].to_numpy(), b[name].to_numpy()))
 
 
 def _side_by_side(

@@ -28,6 +28,8 @@ Ranges = tuple[tuple[int, int], ...]
 _NOT_EVALUATION = tuple(phase for phase in PHASES if phase != "eval")
 _NOT_OPTIMIZER = tuple(phase for phase in PHASES if phase != "optimizer")
 _SUMS = ("content", "structure")
+_NOT_COMPARED = ["module_class", "source"]
+"""Columns of sites in which runs may differ."""
 _APART = ("metrics", "generator")
 """Groups that are not in the totals."""
 _WITHIN = (*PHASES, "loss", "parameters")
@@ -183,7 +185,7 @@ class RankTier:
         if self._latest is None or self._latest[0] != step:
             a, b = (
                 Arm(source.record, step, sites, is_cut=source.is_cut(step))
-                for source, sites in zip(self._sources, self._sites, strict=True)
+                for source, sites in zip(self._sources, self.sites, strict=True)
             )
             self._latest = step, align(a, b)
         return self._latest[1]
@@ -198,21 +200,27 @@ class RankTier:
 
     def events_of(
         self, steps: Ints, columns: Collection[str]
-    ) -> list[tuple[Sites, Iterator[pa.Table]]]:
-        """Return for A and B their sites, and what yields columns of the events of some steps."""
-        streams = (source.record.events_of(steps, columns) for source in self._sources)
-        return list(zip(self._sites, streams, strict=True))
+    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+        """Return for A and B what yields columns of the events of some steps."""
+        a, b = (source.record.events_of(steps, columns) for source in self._sources)
+        return a, b
+
+    @property
+    def numbers_sites_alike(self) -> bool:
+        """Whether both runs number the same sites alike, so that the numbers say all."""
+        a, b = (s.record.sites().drop_columns(_NOT_COMPARED) for s in self._sources)
+        return bool(a.equals(b))
 
     def sites_having(self, kind: str) -> list[Site]:
         """Return run A's sites of a kind."""
-        return [site for site in self._sites[0].rows if site["kind"] == kind]
+        return [site for site in self.sites[0].rows if site["kind"] == kind]
 
     def release(self) -> None:
         """Let go of everything that can be read again, unless `is_held`."""
         if self.is_held:
             return
         self._latest = None
-        for name in ("_sources", "_sites"):
+        for name in ("_sources", "sites"):
             self.__dict__.pop(name, None)
 
     def batches(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -244,7 +252,8 @@ class RankTier:
         return a, b
 
     @cached_property
-    def _sites(self) -> tuple[Sites, Sites]:
+    def sites(self) -> tuple[Sites, Sites]:
+        """The sites of A and of B."""
         keys = Keys()
         a, b = (Sites(source.record, keys, self._lens) for source in self._sources)
         return a, b
