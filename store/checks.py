@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pyarrow as pa
 
 from fpdiff.store.errors import StoreError
 from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
+
+_LONG = 64
 
 JSON_LIMIT_BYTES = 16 << 20
 """No JSON file of a run is larger, padding included."""
@@ -47,8 +50,12 @@ def damaged(path: Path, reason: str, remedy: str = RESTORE) -> StoreError:
     return StoreError(f"{path} is damaged: {reason}; {remedy}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, lists: "SharedLists | None" = None) -> dict[str, Any]:
     """Read a JSON object.
+
+    Args:
+        path: of the file.
+        lists: long lists of numbers are taken from here.
 
     Raises:
         StoreError: unreadable, too large, not JSON, or not an object.
@@ -59,12 +66,28 @@ def read_json(path: Path) -> dict[str, Any]:
         if len(text) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
         try:
-            content = json.loads(text)
+            content = json.loads(text, object_hook=lists.share if lists is not None else None)
         except RecursionError as error:
             raise damaged(path, "its JSON is nested too deeply") from error
         if not isinstance(content, dict):
             raise damaged(path, "it does not hold a JSON object")
         return content
+
+
+class SharedLists:
+    """Keeps one of equal long lists of numbers: each of thousands of ranks names thousands."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lists: dict[bytes, list[Any]] = {}
+
+    def share(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Put the list that is kept in the place of each equal one among an object's values."""
+        for key, value in found.items():
+            if isinstance(value, list) and len(value) > _LONG and set(map(type, value)) == {int}:
+                with contextlib.suppress(OverflowError):  # Numbers of more than 64 bits.
+                    found[key] = self._lists.setdefault(array("q", value).tobytes(), value)
+        return found
 
 
 def check_version(version: object, path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fpdiff.store.checks import check_version, damaged, naming, read_json
+from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
@@ -44,7 +44,12 @@ class RankRecord:
     """What one rank of a run recorded. Reads lazily and remembers what it has read."""
 
     def __init__(
-        self, root: Path, rank: int, shift: int = 0, compact: Compact | None = None
+        self,
+        root: Path,
+        rank: int,
+        shift: int = 0,
+        compact: Compact | None = None,
+        lists: SharedLists | None = None,
     ) -> None:
         """Remember where the rank's files are.
 
@@ -53,11 +58,13 @@ class RankRecord:
             rank: the rank.
             shift: added to the steps' numbers, for a run that continues another.
             compact: the run's consolidated tables, which are preferred where they are current.
+            lists: what the descriptions of the run's ranks have in common.
         """
         self.root = root
         self.rank = rank
         self.shift = shift
         self._compact = compact
+        self._lists = lists
         self._folder = rank_name(rank)
 
     @cached_property
@@ -68,7 +75,7 @@ class RankRecord:
             StoreError: the file is damaged.
         """
         path = self.root / "ranks" / f"{self._folder}.json"
-        return read_json(path) if path.exists() else {}
+        return read_json(path, self._lists) if path.exists() else {}
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -127,7 +134,7 @@ class RankRecord:
     def anew(self, *, shift: int | None = None) -> "RankRecord":
         """Return the same record with no table read yet, its steps' numbers shifted if asked to."""
         shift = self.shift if shift is None else shift
-        record = RankRecord(self.root, self.rank, shift, self._compact)
+        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists)
         if "info" in self.__dict__:
             record.__dict__["info"] = self.info
         return record
@@ -338,7 +345,8 @@ class Run:
         info = read_json(root / "run.json")
         check_version(info.get("schema"), root / "run.json")
         found = Compact.open(root) if compact else None
-        ranks = {rank: RankRecord(root, rank, compact=found) for rank in _ranks(root)}
+        lists = SharedLists()
+        ranks = {rank: RankRecord(root, rank, 0, found, lists) for rank in _ranks(root)}
         return cls(root, info, ranks)
 
 

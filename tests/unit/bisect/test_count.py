@@ -30,7 +30,7 @@ def differing_events(tmp_path: Path) -> tuple[int, int, int]:
         " USING (rank, step, seq)",
     )
     [row] = result.rows()
-    return row  # type: ignore[return-value]
+    return row
 
 
 def test_twins_have_nothing_to_count(tmp_path: Path) -> None:
