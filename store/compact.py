@@ -100,12 +100,12 @@ class Compact:
 
 
 class _Table:
-    """One consolidated table; remembers the row group that it read last, of neighbouring ranks."""
+    """One consolidated table; remembers the row groups that it read last, of neighbouring ranks."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self._schema = compact_schema(name)
-        self._latest: dict[tuple[str, ...], tuple[int, pa.Table]] = {}
+        self._latest: dict[tuple[str, ...], dict[int, pa.Table]] = {}
         self._lock = threading.Lock()
 
     def read(self, rank: int, part: Part, columns: tuple[str, ...] | None) -> list[pa.Table]:
@@ -126,11 +126,14 @@ class _Table:
             return [rows.slice(a, b - a) for a, b in pairwise(bounds)]
 
     def _group(self, group: int, names: list[str]) -> tuple[pa.Table, npt.NDArray[np.int32]]:
-        key = tuple(names)
         with self._lock:
-            if key not in self._latest or self._latest[key][0] != group:
-                self._latest[key] = group, self._read_group(group, names)
-            table = self._latest[key][1]
+            latest = self._latest.setdefault(tuple(names), {})
+            if group not in latest:
+                latest[group] = self._read_group(group, names)
+                # Threads that go through the ranks side by side may be in two row groups.
+                for old in list(latest)[:-2]:
+                    del latest[old]
+            table = latest[group]
         ranks: npt.NDArray[np.int32] = table["rank"].to_numpy()
         return table, ranks
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fpdiff.fingerprint.bisect.describe import Describer
 from fpdiff.fingerprint.bisect.findings import (
@@ -31,28 +32,32 @@ class Groups:
         """Remember the runs; the first that knows a rank's groups is believed."""
         self._runs = runs
         self._known: dict[int, frozenset[int]] = {}
+        self._sets: dict[int, tuple[list[Any], frozenset[int]]] = {}
+        self._equal_sets: dict[frozenset[int], frozenset[int]] = {}
 
     def of(self, rank: int) -> frozenset[int]:
         """Return the ranks of a rank's largest process group; the rank alone if it has none."""
         if rank not in self._known:
             records = [run.ranks[rank] for run in self._runs if rank in run.ranks]
-            found = [group for record in records for group in _process_groups(record)]
+            found = [group for record in records for group in self._process_groups(record)]
             self._known[rank] = max(found, key=len, default=frozenset([rank]))
-            # Equal sets become one: each of thousands of ranks names thousands.
-            for other in self._known[rank]:
-                if self._known.get(other) == self._known[rank]:
-                    self._known[rank] = self._known[other]
-                    break
         return self._known[rank]
 
+    def _process_groups(self, record: RankRecord) -> Iterator[frozenset[int]]:
+        environment = record.info.get("environment")
+        groups = environment.get("process_groups") if isinstance(environment, dict) else None
+        for group in groups if isinstance(groups, list) else []:
+            ranks = group.get("ranks") if isinstance(group, dict) else None
+            if isinstance(ranks, list) and record.rank in (members := self._set_of(ranks)):
+                yield members
 
-def _process_groups(record: RankRecord) -> Iterator[frozenset[int]]:
-    environment = record.info.get("environment")
-    groups = environment.get("process_groups") if isinstance(environment, dict) else None
-    for group in groups if isinstance(groups, list) else []:
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, list) and record.rank in ranks:
-            yield frozenset(rank for rank in ranks if isinstance(rank, int))
+    def _set_of(self, ranks: list[Any]) -> frozenset[int]:
+        """Return a set, the same for the same list: each of thousands of ranks names thousands."""
+        if id(ranks) not in self._sets:
+            members = frozenset(rank for rank in ranks if isinstance(rank, int))
+            # The list is kept, so that no other gets its id.
+            self._sets[id(ranks)] = ranks, self._equal_sets.setdefault(members, members)
+        return self._sets[id(ranks)][1]
 
 
 class Attribution:

@@ -25,8 +25,6 @@ from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
 Ranges = tuple[tuple[int, int], ...]
 
-_NOT_EVALUATION = tuple(phase for phase in PHASES if phase != "eval")
-_NOT_OPTIMIZER = tuple(phase for phase in PHASES if phase != "optimizer")
 _SUMS = ("content", "structure")
 _NOT_COMPARED = ["module_class", "source"]
 """Columns of sites in which runs may differ."""
@@ -279,16 +277,14 @@ class RankTier:
         Where no structure differs in total, none of a group does: it is not read.
         """
         sums = _SUMS if has_structure else _SUMS[:1]
-        names = [f"{what}_{group}" for what in sums for group in _WITHIN]
-        rows = [source.groups(names, steps) for source in self._sources if len(steps)]
-
-        def differs(*groups: str) -> Flags:
-            return _differs(rows, [f"{what}_{group}" for what in sums for group in groups], steps)
-
+        names = {group: [f"{what}_{group}" for what in sums] for group in _WITHIN}
+        wanted = [name for group in names.values() for name in group]
+        rows = [source.groups(wanted, steps) for source in self._sources if len(steps)]
+        differs = {group: _differs(rows, columns, steps) for group, columns in names.items()}
         evaluated = [found.digests("content_eval", steps)[1] for found in rows]
         has_a, has_b = evaluated or [np.zeros(0, bool)] * 2
-        only_evaluation = differs("eval") & ~differs(*_NOT_EVALUATION)
-        if len(steps) and not differs(*_NOT_OPTIMIZER)[0]:
+        only_evaluation = _only("eval", differs)
+        if len(steps) and _only("optimizer", differs)[0]:
             self.likeness = self._likeness(int(steps[0]), rows)
         return {
             # The phases of an evaluation that only one run made are all that differs: the other
@@ -296,9 +292,9 @@ class RankTier:
             "any": ~(only_evaluation & (has_a != has_b)),
             "unsure": only_evaluation & (has_a == has_b),
             "evaluation": np.where(has_a == has_b, 0, np.where(has_a, 1, 2)).astype(np.int8),
-            "loss": differs("loss"),
-            "parameters": differs("parameters"),
-            "backward": differs("backward"),
+            "loss": differs["loss"],
+            "parameters": differs["parameters"],
+            "backward": differs["backward"],
         }
 
     def _likeness(self, step: int, rows: list[_StepRows]) -> "Likeness | None":
@@ -345,6 +341,13 @@ class RankTier:
                 found[step] = _event_difference(aligned)
         self._num_events = np.array(counts, np.int64)
         return StepDifferences.of(found)
+
+
+def _only(phase: str, differs: dict[str, Flags]) -> Flags:
+    """Return at which steps one phase differs and no other."""
+    others = [differs[other] for other in PHASES if other != phase]
+    result: Flags = differs[phase] & ~np.logical_or.reduce(others)
+    return result
 
 
 def _differs(rows: list[_StepRows], names: list[str], steps: Ints) -> Flags:
