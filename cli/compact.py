@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fpdiff.cli.console import data_console, print_data, printable, progress_bar
+from fpdiff.cli.console import data_console, printable, progress_bar
 from fpdiff.cli.show import collapse, size_text
 from fpdiff.store.compacting import compact_run
 
@@ -31,4 +31,4 @@ def compact(
     text += f" in {run / 'compact'}, {size_text(done.size_bytes)}"
     if done.left_out:
         text += f"; rank {collapse(done.left_out)} has not ended and is read as it is"
-    print_data(data_console(), printable(text))
+    data_console().print(printable(text), soft_wrap=True)

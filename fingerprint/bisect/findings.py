@@ -1,6 +1,7 @@
 """What a rank's first differing step holds, in little: its events can be let go."""
 
 from dataclasses import dataclass, replace
+from sys import intern
 
 import numpy as np
 
@@ -248,7 +249,8 @@ def _meeting(aligned: Aligned, row: int) -> Meeting:
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     sites = [aligned.site(row) for row in np.flatnonzero(rows).tolist()]
-    return frozenset((site["module"], site["slot"]) for site in sites)
+    # Thousands of ranks have the same names: each is kept once.
+    return frozenset((intern(site["module"]), intern(site["slot"])) for site in sites)
 
 
 def _is_forward(site: Site) -> bool:
