@@ -37,7 +37,7 @@ def certify(
     from fpdiff.fingerprint.certify.certify import certify_run
 
     with progress_bar("certifying ranks") as progress:
-        certificate = certify_run(Run.open(run), progress=progress)
+        certificate = certify_run(Run.open(run, compact=False), progress=progress)
     if as_json:
         typer.echo(json.dumps(certificate.to_dict(), indent=1))
     else:

@@ -30,6 +30,10 @@ def compare(
             " other, a resumed one, begins with."
         ),
     ] = "number",
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Read every step that differs, and count the events that do."),
+    ] = False,
 ) -> None:
     """Say where two runs part ways, and why.
 
@@ -44,6 +48,7 @@ def compare(
                 steps=parse_steps(steps),
                 ranks=wanted,
                 align=align,
+                count=count,
                 progress=progress,
             )
     except CompareError as error:

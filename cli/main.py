@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fpdiff.cli.certify import certify
+from fpdiff.cli.compact import compact
 from fpdiff.cli.compare import compare
 from fpdiff.cli.console import talk
 from fpdiff.cli.demo import demo
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command("record")(record)
 app.command("compare")(compare)
+app.command("compact")(compact)
 app.command("certify")(certify)
 app.command("sql")(sql)
 app.command("show")(show)

@@ -177,6 +177,12 @@ def _effects(verdict: Verdict) -> Iterable[tuple[str, Any]]:
         else:
             end = "is equal again on every rank" if effects.healed else "still differs"
             yield "effects", f"the last step, {last}, {end}"
+    if (counted := verdict.counted) is not None:
+        steps = _count(counted.steps, "step")
+        text = (
+            f"{counted.differing:,} of {counted.events:,} events differ, in {steps} over all ranks"
+        )
+        yield "counted", text
 
 
 def _metrics(verdict: Verdict) -> Iterable[tuple[str, Any]]:

@@ -96,6 +96,7 @@ def _head(summary: RunSummary) -> list[tuple[str, str]]:
         ("ranks", collapse(r.rank for r in summary.ranks) or "none"),
         *_states(summary.ranks),
         *(("restarted", f"see {path}, a run of its own") for path in summary.attempts),
+        *_compact(summary),
         ("steps", _steps(summary)),
         ("events", f"{summary.num_events:,}"),
         ("size", size),
@@ -132,6 +133,14 @@ def _states(ranks: list[RankSummary]) -> list[tuple[str, str]]:
             reasons.setdefault(rank.stopped or "", []).append(rank.rank)
     rows += [("  stopped", f"{collapse(who)}: {why}") for why, who in reasons.items()]
     return rows
+
+
+def _compact(summary: RunSummary) -> list[tuple[str, str]]:
+    if not summary.compact:
+        return []
+    others = {r.rank for r in summary.ranks} - set(summary.compact)
+    rest = f"; rank {collapse(others)} not: run `fpdiff compact` again" if others else ""
+    return [("compact", f"rank {collapse(summary.compact)}{rest}")]
 
 
 def _steps(summary: RunSummary) -> str:

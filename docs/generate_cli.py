@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
-COMMANDS = ("record", "compare", "certify", "sql", "show", "verify", "demo")
+COMMANDS = ("record", "compare", "certify", "sql", "show", "compact", "verify", "demo")
 
 HEAD = """\
 # The command line

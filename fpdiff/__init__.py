@@ -13,6 +13,7 @@ Afterwards, here or from the command line:
     verdict = fpdiff.compare("runs/a", "runs/b")
     run = fpdiff.open_run("runs/a")
     certificate = fpdiff.certify("runs/a")
+    fpdiff.compact("runs/a")         # of very many ranks: faster to compare
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from fpdiff.store.errors import CompareError, FpdiffError, QueryError, RecordErr
 if TYPE_CHECKING:
     from fpdiff.fingerprint.bisect.verdict import Verdict
     from fpdiff.fingerprint.certify.certificate import Certificate
+    from fpdiff.store.compacting import Compacted
     from fpdiff.store.run import Run
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __all__ = [
     "StoreError",
     "__version__",
     "certify",
+    "compact",
     "compare",
     "log",
     "mark",
@@ -118,6 +121,7 @@ def compare(
     steps: str = "",
     ranks: Sequence[int] = (),
     align: str = "number",
+    count: bool = False,
 ) -> "Verdict":
     """Compare two runs.
 
@@ -128,6 +132,7 @@ def compare(
         ranks: compare only these.
         align: "number" pairs steps of the same number; "auto" finds which step of one run the
             other, a resumed one, begins with.
+        count: read every step that differs, and count the events that do.
 
     Raises:
         StoreError: a run cannot be read.
@@ -137,7 +142,12 @@ def compare(
     from fpdiff.fingerprint.record.settings import parse_steps
 
     return compare_runs(
-        open_run(a), open_run(b), steps=parse_steps(steps), ranks=tuple(ranks), align=align
+        open_run(a),
+        open_run(b),
+        steps=parse_steps(steps),
+        ranks=tuple(ranks),
+        align=align,
+        count=count,
     )
 
 
@@ -151,5 +161,22 @@ def certify(path: str | PathLike[str]) -> "Certificate":
         StoreError: there is no run, or nothing of it can be read.
     """
     from fpdiff.fingerprint.certify.certify import certify_run
+    from fpdiff.store.run import Run
 
-    return certify_run(open_run(path))
+    return certify_run(Run.open(path, compact=False))
+
+
+def compact(path: str | PathLike[str]) -> "Compacted":
+    """Copy the step rows and sites of all ranks of a run into a few large files.
+
+    Comparing runs of very many ranks is faster then.
+
+    Args:
+        path: folder of the run.
+
+    Raises:
+        StoreError: the run is damaged or has not ended, or the files cannot be written.
+    """
+    from fpdiff.store.compacting import compact_run
+
+    return compact_run(Path(fspath(path)))

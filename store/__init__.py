@@ -8,6 +8,8 @@ parquet  a segment's Parquet files, read with checksums
 journal  the segment that is not Parquet yet
 events   what must hold between events, sites and steps
 checks   what must hold for any file, and how errors name it
+compact  the small tables of all ranks in one file each, read
+compacting  ... and written
 summary  a run in one object
 views    DuckDB views over one or several runs
 verify   what is checked before DuckDB reads

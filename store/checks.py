@@ -1,7 +1,9 @@
 """Checks of what was read from disk: nothing there is trusted, every failure is one sentence."""
 
 import contextlib
+import functools
 import json
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,20 @@ import pyarrow as pa
 from fpdiff.store.errors import StoreError
 from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 
+_LONG = 64
+
 JSON_LIMIT_BYTES = 16 << 20
 """No JSON file of a run is larger, padding included."""
+
+RESTORE = "restore it from a copy or record again"
 
 # What pyarrow raises on bytes that are not what they should be. ArrowInvalid is a ValueError.
 _DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn any failure to read `path` into a StoreError that names it.
+def naming(path: Path, remedy: str = RESTORE) -> Iterator[None]:
+    """Turn any failure to read `path` into a StoreError that names it, and the remedy if damaged.
 
     Raises:
         StoreError: the block failed.
@@ -36,16 +42,20 @@ def naming(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except _DAMAGE as error:
-        raise damaged(path, _first_line(error)) from error
+        raise damaged(path, _first_line(error), remedy) from error
 
 
-def damaged(path: Path, reason: str) -> StoreError:
+def damaged(path: Path, reason: str, remedy: str = RESTORE) -> StoreError:
     """Return the error for a file whose content cannot be right."""
-    return StoreError(f"{path} is damaged: {reason}; restore it from a copy or record again")
+    return StoreError(f"{path} is damaged: {reason}; {remedy}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, lists: "SharedLists | None" = None) -> dict[str, Any]:
     """Read a JSON object.
+
+    Args:
+        path: of the file.
+        lists: long lists of numbers are taken from here.
 
     Raises:
         StoreError: unreadable, too large, not JSON, or not an object.
@@ -56,12 +66,28 @@ def read_json(path: Path) -> dict[str, Any]:
         if len(text) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
         try:
-            content = json.loads(text)
+            content = json.loads(text, object_hook=lists.share if lists is not None else None)
         except RecursionError as error:
             raise damaged(path, "its JSON is nested too deeply") from error
         if not isinstance(content, dict):
             raise damaged(path, "it does not hold a JSON object")
         return content
+
+
+class SharedLists:
+    """Keeps one of equal long lists of numbers: each of thousands of ranks names thousands."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._lists: dict[bytes, list[Any]] = {}
+
+    def share(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Put the list that is kept in the place of each equal one among an object's values."""
+        for key, value in found.items():
+            if isinstance(value, list) and len(value) > _LONG and set(map(type, value)) == {int}:
+                with contextlib.suppress(OverflowError):  # Numbers of more than 64 bits.
+                    found[key] = self._lists.setdefault(array("q", value).tobytes(), value)
+        return found
 
 
 def check_version(version: object, path: Path) -> None:
@@ -79,23 +105,37 @@ def check_version(version: object, path: Path) -> None:
         )
 
 
-def check_schema(actual: pa.Schema, name: str, expected: pa.Schema, path: Path) -> None:
-    """Refuse a file that does not hold the columns of the table `name`.
+def check_schema(
+    actual: pa.Schema,
+    name: str,
+    path: Path,
+    columns: tuple[str, ...] | None = None,
+    what: str | None = None,
+) -> None:
+    """Refuse a file that does not hold the columns of the table `name`, or these of them.
+
+    Args:
+        actual: of the file.
+        name: of the table.
+        path: of the file.
+        columns: those that were read, all if None.
+        what: what the file is called in the error, if not by the table's name.
 
     Raises:
         StoreError: a newer format or other columns.
     """
-    foreign = StoreError(f"{path} is not an fpdiff {name} file: its columns are others")
     version = (actual.metadata or {}).get(VERSION_KEY.encode())
-    if version is None:
-        raise foreign
-    number = int(version) if version.isdigit() else 0
-    check_version(number, path)
-    if name in TABLES:
-        names = columns_of(name, number)
-        expected = pa.schema([expected.field(column) for column in names])
-    if not actual.equals(expected):
-        raise foreign
+    number = int(version) if version is not None and version.isdigit() else 0
+    if version is not None:
+        check_version(number, path)
+    if version is None or not actual.equals(_schema_of(name, number, columns)):
+        raise StoreError(f"{path} is not an fpdiff {what or name} file: its columns are others")
+
+
+@functools.lru_cache(maxsize=256)
+def _schema_of(name: str, version: int, columns: tuple[str, ...] | None) -> pa.Schema:
+    names = [n for n in columns_of(name, version) if columns is None or n in columns]
+    return pa.schema([TABLES[name].field(column) for column in names])
 
 
 def check_nulls(table: pa.Table, path: Path) -> None:

@@ -75,7 +75,7 @@ def _read_stream(
     if not messages:
         return batches, metadata, whole
     stream = pa.ipc.open_stream(data)
-    check_schema(stream.schema, "journal", EVENTS, path)
+    check_schema(stream.schema, "events", path, what="journal")
     # Only whole messages are read, so whatever fails here is damage and not a cut tail.
     for _ in range(messages - 1):
         batch, extra = stream.read_next_batch_with_custom_metadata()

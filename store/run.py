@@ -6,24 +6,30 @@ of thousands of ranks opens at once.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fpdiff.store.checks import check_version, damaged, naming, read_json
+from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
+from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
-from fpdiff.store.events import EventChecker, unique_sites, unique_steps
+from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
-from fpdiff.store.parquet import TableFile
-from fpdiff.store.schema import EVENTS, TABLES, rank_name, segment_name
+from fpdiff.store.parquet import TableFile, projected
+from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
 _RANK = re.compile(r"rank=(\d{5,9})(?:\.json)?", re.ASCII)
 _SEGMENT = re.compile(r"seg-(\d{5,9})\.(?:parquet|arrows)", re.ASCII)
+
+STEP_NUMBERS = ("step", "first_seq", "events")
+"""Columns of STEPS that are read whenever any are: which events a step has."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +43,28 @@ class Segment:
 class RankRecord:
     """What one rank of a run recorded. Reads lazily and remembers what it has read."""
 
-    def __init__(self, root: Path, rank: int, shift: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        rank: int,
+        shift: int = 0,
+        compact: Compact | None = None,
+        lists: SharedLists | None = None,
+    ) -> None:
         """Remember where the rank's files are.
 
         Args:
             root: folder of the run.
             rank: the rank.
             shift: added to the steps' numbers, for a run that continues another.
+            compact: the run's consolidated tables, which are preferred where they are current.
+            lists: what the descriptions of the run's ranks have in common.
         """
         self.root = root
         self.rank = rank
         self.shift = shift
+        self._compact = compact
+        self._lists = lists
         self._folder = rank_name(rank)
 
     @cached_property
@@ -58,7 +75,7 @@ class RankRecord:
             StoreError: the file is damaged.
         """
         path = self.root / "ranks" / f"{self._folder}.json"
-        return read_json(path) if path.exists() else {}
+        return read_json(path, self._lists) if path.exists() else {}
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -68,8 +85,8 @@ class RankRecord:
             StoreError: a file is missing between others.
         """
         # Journals first: one that becomes Parquet meanwhile is then seen twice, not never.
-        journals = self._numbers("journal")
-        tables = {name: self._numbers(name) for name in TABLES}
+        journals = self._segment_numbers("journal")
+        tables = {name: self._segment_numbers(name) for name in TABLES}
         count = 1 + max([-1, *journals, *(number for t in tables.values() for number in t)])
         return [self._segment(number, journals, tables) for number in range(count)]
 
@@ -109,9 +126,18 @@ class RankRecord:
                 raise damaged(journal.path, "it is cut off, yet later segments exist")
         return journals
 
+    @cached_property
+    def is_compact(self) -> bool:
+        """Whether the rank's small tables are read from the run's consolidated ones."""
+        return self._compact is not None and self._compact.is_current(self.rank)
+
     def anew(self, *, shift: int | None = None) -> "RankRecord":
-        """Return the same record with nothing read yet, its steps' numbers shifted if asked to."""
-        return RankRecord(self.root, self.rank, self.shift if shift is None else shift)
+        """Return the same record with no table read yet, its steps' numbers shifted if asked to."""
+        shift = self.shift if shift is None else shift
+        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists)
+        if "info" in self.__dict__:
+            record.__dict__["info"] = self.info
+        return record
 
     def sites(self) -> pa.Table:
         """Return the rows of SITES.
@@ -121,13 +147,24 @@ class RankRecord:
         """
         return self._sites
 
-    def steps(self) -> pa.Table:
+    def steps(
+        self, columns: Collection[str] | None = None, of: npt.NDArray[np.int64] | None = None
+    ) -> pa.Table:
         """Return the rows of STEPS, one per closed step, by first_seq.
+
+        Args:
+            columns: read only these, and STEP_NUMBERS; all if None.
+            of: rows of these steps are wanted; those of segments without any may be left out.
 
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        return self._shifted(self._steps)
+        wanted = None
+        if columns is not None:
+            wanted = tuple(n for n in STEPS.names if n in STEP_NUMBERS or n in columns)
+        if of is not None:
+            of = of - self.shift
+        return self._shifted(unique_steps(self._tables("steps", wanted, of)))
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -135,14 +172,36 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
         step -= self.shift
         tables = [EVENTS.empty_table()]
-        for path, table in self._event_tables(step):
+        for path, table in self._event_tables(np.array([step])):
             found = table.filter(pc.equal(table["step"], step))
             tables.append(checker.check(found, path))
         checker.check_complete(step)
         return self._shifted(pa.concat_tables(tables))
+
+    def events_of(
+        self, steps: npt.NDArray[np.int64], columns: Collection[str]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of EVENTS of some steps, in order, in parts as they lie on disk.
+
+        Args:
+            steps: their numbers.
+            columns: read only these, and `step`, `seq` and `site`.
+
+        Raises:
+            StoreError: a file is damaged or foreign.
+        """
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
+        own = steps - self.shift
+        for path, table in self._event_tables(own, wanted):
+            if not np.isin(stretches(table)[0], own).all():
+                table = table.filter(pa.array(np.isin(table["step"].to_numpy(), own)))
+            yield self._shifted(checker.check(table, path))
+        for step in own.tolist():
+            checker.check_complete(step)
 
     def event_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all events in order.
@@ -150,10 +209,10 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._steps)
+        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
         for path, table in self._event_tables():
             yield from self._shifted(checker.check(table, path)).to_batches()
-        for step in self._steps["step"].to_pylist():
+        for step in self._numbers["step"].to_pylist():
             checker.check_complete(step)
 
     def _shifted(self, table: pa.Table) -> pa.Table:
@@ -162,34 +221,74 @@ class RankRecord:
         place = table.column_names.index("step")
         return table.set_column(place, table.schema.field(place), pc.add(table["step"], self.shift))
 
-    def _event_tables(self, step: int | None = None) -> Iterator[tuple[Path, pa.Table]]:
+    def _event_tables(
+        self,
+        steps: npt.NDArray[np.int64] | None = None,
+        columns: tuple[str, ...] | None = None,
+    ) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
-        for segment in self.segments:
+        for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
-                yield segment.journal, journal.table("events")
-            else:
+                yield segment.journal, _select(journal.table("events"), columns)
+            elif steps is None or self._may_hold(index, steps):
                 file = segment.files["events"]
-                for group in file.groups(step):
+                is_whole = steps is not None and np.isin(self._closed[index], steps).all()
+                for group in file.groups(None if is_whole else steps, columns):
                     yield file.path, group
+
+    def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:
+        """Return whether a segment may hold events of some steps.
+
+        Segments end between steps, so a step is closed where its events are; only the last one may
+        hold some of a step that was never closed.
+        """
+        is_last = index == len(self.segments) - 1
+        return is_last or bool(np.isin(self._closed[index], steps).any())
 
     @cached_property
     def _sites(self) -> pa.Table:
         return unique_sites(self._tables("sites"), self.root / "sites" / self._folder)
 
     @cached_property
-    def _steps(self) -> pa.Table:
-        return unique_steps(self._tables("steps"))
+    def _numbers(self) -> pa.Table:
+        return unique_steps(self._tables("steps", STEP_NUMBERS))
 
-    def _tables(self, name: str) -> pa.Table:
+    @cached_property
+    def _closed(self) -> list[npt.NDArray[np.int64]]:
+        """The steps that each segment closes."""
+        return [table["step"].to_numpy() for table in self._parts("steps", ("step",))]
+
+    def _tables(
+        self,
+        name: str,
+        columns: tuple[str, ...] | None = None,
+        of: npt.NDArray[np.int64] | None = None,
+    ) -> pa.Table:
+        parts = self._parts(name, columns, of)
+        if name == "steps" and of is None:
+            self.__dict__["_closed"] = [table["step"].to_numpy() for table in parts]
+        return pa.concat_tables([projected(name, columns).empty_table(), *parts])
+
+    def _parts(
+        self,
+        name: str,
+        columns: tuple[str, ...] | None = None,
+        of: npt.NDArray[np.int64] | None = None,
+    ) -> list[pa.Table]:
+        """Return a table's rows by segment; those without any of the steps `of` may be left out."""
+        if self._compact is not None and self.is_compact:
+            return self._compact.read(self.rank, name, columns)
         journals = iter(self.journals)
-        tables = [
-            segment.files[name].read() if segment.files else next(journals).table(name)
-            for segment in self.segments
+        return [
+            segment.files[name].read(columns)
+            if segment.files
+            else _select(next(journals).table(name), columns)
+            for index, segment in enumerate(self.segments)
+            if of is None or not segment.files or np.isin(self._closed[index], of).any()
         ]
-        return pa.concat_tables([TABLES[name].empty_table(), *tables])
 
-    def _numbers(self, folder: str) -> set[int]:
+    def _segment_numbers(self, folder: str) -> set[int]:
         path = self.root / folder / self._folder
         with naming(path):
             names = os.listdir(path) if path.is_dir() else []
@@ -225,8 +324,12 @@ class Run:
         return Run(self.path, self.info, ranks)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Run":
+    def open(cls, path: str | os.PathLike[str], *, compact: bool = True) -> "Run":
         """Open the run in the folder `path` without reading its events.
+
+        Args:
+            path: the folder.
+            compact: read from the consolidated tables of `fpdiff compact` where they are current.
 
         Raises:
             StoreError: there is no run, it is damaged, or its format is newer.
@@ -241,7 +344,14 @@ class Run:
             )
         info = read_json(root / "run.json")
         check_version(info.get("schema"), root / "run.json")
-        return cls(root, info, {rank: RankRecord(root, rank) for rank in _ranks(root)})
+        found = Compact.open(root) if compact else None
+        lists = SharedLists()
+        ranks = {rank: RankRecord(root, rank, 0, found, lists) for rank in _ranks(root)}
+        return cls(root, info, ranks)
+
+
+def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
+    return table if columns is None else table.select(list(columns))
 
 
 def _ranks(root: Path) -> list[int]:

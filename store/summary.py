@@ -42,6 +42,7 @@ class RunSummary:
     size_bytes: int
     environment: dict[str, Any]  # what all ranks have in common; nested keys joined with dots
     environment_differences: dict[str, dict[str, list[int]]]  # key -> value -> ranks
+    compact: list[int]  # ranks whose small tables are read from consolidated ones
     attempts: list[str]  # folders of later attempts of the job, runs of their own
     blind_spots: dict[str, int]  # reason -> how often, on all ranks
 
@@ -65,6 +66,7 @@ def summarize(run: Run) -> RunSummary:
         digest=_text(run.info.get("digest")),
         settings=_mapping(run.info.get("settings")),
         ranks=ranks,
+        compact=[rank for rank, record in run.ranks.items() if record.is_compact],
         attempts=[str(path) for path in attempts(run.path)],
         first_step=min((r.first_step for r in ranks if r.first_step is not None), default=None),
         last_step=max((r.last_step for r in ranks if r.last_step is not None), default=None),

@@ -174,23 +174,50 @@ class RankWriter:
                 return
 
     def _write_segment(self, segment: _Segment) -> None:
-        name = segment_name(segment.index)
-        sites = pa.Table.from_pylist(segment.sites, SITES)
-        steps = _steps_table(list(segment.steps.values()))
-        for table_name, table in (("sites", sites), ("steps", steps)):
-            with _parquet(self._path(table_name, name), table.schema) as writer:
-                writer.write_table(table)
-        with _parquet(self._path("events", name), EVENTS) as writer:
-            for group in _row_groups(segment.batches):
-                writer.write_table(pa.Table.from_batches(group, EVENTS), row_group_size=1 << 30)
-        (self._journals / f"{name}.arrows").unlink()
+        write_segment(
+            self.root,
+            self.rank,
+            segment.index,
+            sites=pa.Table.from_pylist(segment.sites, SITES),
+            steps=_steps_table(list(segment.steps.values())),
+            batches=segment.batches,
+        )
+        (self._journals / f"{segment_name(segment.index)}.arrows").unlink()
 
-    def _path(self, table: str, segment: str) -> Path:
-        return self.root / table / self._folder / f"{segment}.parquet"
+
+def write_segment(
+    root: Path,
+    rank: int,
+    index: int,
+    *,
+    sites: pa.Table,
+    steps: pa.Table,
+    batches: list[pa.RecordBatch],
+) -> None:
+    """Write a segment's Parquet files, `events` last, which commits it.
+
+    Args:
+        root: folder of the run.
+        rank: the rank.
+        index: number of the segment.
+        sites: the sites that are new in it.
+        steps: the steps that it closes.
+        batches: its events; no batch holds those of two steps.
+
+    Raises:
+        OSError: the folder is not writable or the disk is full.
+    """
+    name = f"{segment_name(index)}.parquet"
+    for table_name, table in (("sites", sites), ("steps", steps)):
+        with parquet_writer(root / table_name / rank_name(rank) / name, table.schema) as writer:
+            writer.write_table(table)
+    with parquet_writer(root / "events" / rank_name(rank) / name, EVENTS) as writer:
+        for group in _row_groups(batches):
+            writer.write_table(pa.Table.from_batches(group, EVENTS), row_group_size=1 << 30)
 
 
 @contextlib.contextmanager
-def _parquet(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Yield a writer of a Parquet file that appears under its name when it is whole."""
     # Digests are random bytes: PLAIN and without a dictionary. Integer columns grow by small
     # steps: DELTA_BINARY_PACKED leaves zstd almost nothing to store.

@@ -5,6 +5,7 @@ verdict       the answer as plain data
 preflight     what the two runs have in common
 continuation  which step of a run a resumed one begins with
 tier          step digests: which step differs first, what it does later
+differences   the steps of a rank that differ, as arrays
 lens          compares what both runs recorded when their windows differ
 arm           one run's events of a step, as arrays
 align         the events of one step of both runs, side by side
@@ -12,6 +13,8 @@ calls         which calls of operators are the same ones, where one run made mor
 origins       which mismatched events no mismatched event explains
 findings      what a rank's first differing step holds, in little
 reach         what an origin led to in its step
+count         every event that differs, over all steps
+parallel      the same work on many ranks at once
 attribute     which findings are origins and which were received from other ranks
 classify      what kind of difference an origin is
 describe      an origin in full, with the evidence

@@ -4,9 +4,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fpdiff.fingerprint.bisect.describe import Describer
-from fpdiff.fingerprint.bisect.findings import Candidate, Place, RankFindings, given
+from fpdiff.fingerprint.bisect.findings import (
+    Candidate,
+    Place,
+    RankFindings,
+    first_finding,
+    given,
+)
 from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
@@ -25,28 +32,32 @@ class Groups:
         """Remember the runs; the first that knows a rank's groups is believed."""
         self._runs = runs
         self._known: dict[int, frozenset[int]] = {}
+        self._sets: dict[int, tuple[list[Any], frozenset[int]]] = {}
+        self._equal_sets: dict[frozenset[int], frozenset[int]] = {}
 
     def of(self, rank: int) -> frozenset[int]:
         """Return the ranks of a rank's largest process group; the rank alone if it has none."""
         if rank not in self._known:
             records = [run.ranks[rank] for run in self._runs if rank in run.ranks]
-            found = [group for record in records for group in _process_groups(record)]
+            found = [group for record in records for group in self._process_groups(record)]
             self._known[rank] = max(found, key=len, default=frozenset([rank]))
-            # Equal sets become one: each of thousands of ranks names thousands.
-            for other in self._known[rank]:
-                if self._known.get(other) == self._known[rank]:
-                    self._known[rank] = self._known[other]
-                    break
         return self._known[rank]
 
+    def _process_groups(self, record: RankRecord) -> Iterator[frozenset[int]]:
+        environment = record.info.get("environment")
+        groups = environment.get("process_groups") if isinstance(environment, dict) else None
+        for group in groups if isinstance(groups, list) else []:
+            ranks = group.get("ranks") if isinstance(group, dict) else None
+            if isinstance(ranks, list) and record.rank in (members := self._set_of(ranks)):
+                yield members
 
-def _process_groups(record: RankRecord) -> Iterator[frozenset[int]]:
-    environment = record.info.get("environment")
-    groups = environment.get("process_groups") if isinstance(environment, dict) else None
-    for group in groups if isinstance(groups, list) else []:
-        ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, list) and record.rank in ranks:
-            yield frozenset(rank for rank in ranks if isinstance(rank, int))
+    def _set_of(self, ranks: list[Any]) -> frozenset[int]:
+        """Return a set, the same for the same list: each of thousands of ranks names thousands."""
+        if id(ranks) not in self._sets:
+            members = frozenset(rank for rank in ranks if isinstance(rank, int))
+            # The list is kept, so that no other gets its id.
+            self._sets[id(ranks)] = ranks, self._equal_sets.setdefault(members, members)
+        return self._sets[id(ranks)][1]
 
 
 class Attribution:
@@ -77,12 +88,22 @@ class Attribution:
         self._rehashed = rehashed
         self._tiers = tiers
         self._given: dict[tuple[int, int], frozenset[Meeting]] = {}
+        self._reductions: dict[int, _Source | None] = {}
+        self._senders: dict[tuple[int, frozenset[int]], list[int]] = {}
         self._found = {f.rank: f for f in found}
         self._groups = groups
         self._ranks = frozenset(ranks)
         self._rung = rung
         self._environment = [d for d in environment if d.decides]
-        self._sources = {f.rank: [self._source(f, c) for c in f.candidates] for f in found}
+        self._sources = {f.rank: self._sources_of(f) for f in found}
+        for f in found:
+            if f.is_alike and not all(self._sources[f.rank]):
+                # Not all was received: its own events have to tell.
+                own = first_finding(f.rank, f.tier)
+                f.tier.release()
+                assert own is not None
+                self._found[f.rank] = own
+                self._sources[f.rank] = self._sources_of(own)
 
     @cached_property
     def receivers(self) -> list[Receiver]:
@@ -163,19 +184,30 @@ class Attribution:
                 sending[f.step].append(f.rank)
         return sending
 
+    def _sources_of(self, found: RankFindings) -> "list[_Source | None]":
+        return [self._source(found, candidate) for candidate in found.candidates]
+
     def _source(self, found: RankFindings, candidate: Candidate) -> "_Source | None":
         """Return where a candidate was received from, None if it is an origin."""
         if candidate.meeting is not None:
             group = candidate.meeting.ranks - {found.rank}
             senders = [r for r in group if self._gave(r, found.step, candidate.meeting)]
         elif candidate.reduced:
-            group = self._groups.of(found.rank) - {found.rank}
-            senders = self._reducing(found, group)
+            if found.rank not in self._reductions:
+                group = self._groups.of(found.rank)
+                senders = [r for r in self._reducing(found.step, group) if r != found.rank]
+                self._reductions[found.rank] = self._of(senders, group - {found.rank}, None)
+            return self._reductions[found.rank]
         else:
             return None
+        return self._of(senders, group, candidate.meeting)
+
+    def _of(
+        self, senders: list[int], group: frozenset[int], meeting: Meeting | None
+    ) -> "_Source | None":
         # Without senders, the collective is to blame only if all that took part were compared.
         missing = [] if senders else sorted(group - self._ranks)
-        return _Source(sorted(senders), missing, candidate.meeting) if senders or missing else None
+        return _Source(sorted(senders), missing, meeting) if senders or missing else None
 
     def _gave(self, rank: int, step: int, meeting: Meeting) -> bool:
         """Return whether a rank gave something that differs to a collective."""
@@ -198,18 +230,20 @@ class Attribution:
                 tier.release()
         return self._given[rank, step]
 
-    def _reducing(self, found: RankFindings, group: frozenset[int]) -> list[int]:
-        """Return the ranks of a rank's group whose own gradients differ in the same step.
+    def _reducing(self, step: int, group: frozenset[int]) -> list[int]:
+        """Return the ranks of a group whose own gradients differ in a step.
 
         Any of their gradients will do: clipping by the norm couples all of them.
         """
-        senders = [rank for rank in self._sending[found.step] if rank in group]
-        for rank in group & self._found.keys():
-            peer = self._found[rank]
-            if peer.step < found.step:
-                later = peer.tier.differences.get(found.step)
-                senders += [rank] if later is not None and later.backward else []
-        return senders
+        if (step, group) not in self._senders:
+            senders = [rank for rank in self._sending[step] if rank in group]
+            for rank in group & self._found.keys():
+                peer = self._found[rank]
+                if peer.step < step:
+                    later = peer.tier.differences.get(step)
+                    senders += [rank] if later is not None and later.backward else []
+            self._senders[step, group] = senders
+        return self._senders[step, group]
 
     def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
         senders = sorted({rank for source in sources for rank in source.senders})

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.attribute import Attribution, Groups
 from fpdiff.fingerprint.bisect.continuation import find_continuation
-from fpdiff.fingerprint.bisect.findings import RankFindings, examine
+from fpdiff.fingerprint.bisect.count import count as count_events
+from fpdiff.fingerprint.bisect.differences import EVALUATIONS
+from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
+from fpdiff.fingerprint.bisect.parallel import in_parallel
 from fpdiff.fingerprint.bisect.preflight import (
     Common,
     Ranges,
@@ -18,9 +23,9 @@ from fpdiff.fingerprint.bisect.preflight import (
 )
 from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
-from fpdiff.fingerprint.bisect.verdict import Compared, Effects, Origin, Verdict
+from fpdiff.fingerprint.bisect.verdict import Compared, Counted, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
-from fpdiff.store.run import Run
+from fpdiff.store.run import RankRecord, Run
 
 _KEPT_RANKS = 4
 """So many differing ranks keep their events in memory; those of others are read again."""
@@ -40,6 +45,7 @@ def compare_runs(
     steps: Ranges = (),
     ranks: tuple[int, ...] = (),
     align: str = "number",
+    count: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Compare two runs.
@@ -51,7 +57,8 @@ def compare_runs(
         ranks: compare only these; all if empty.
         align: "number" pairs steps of the same number; "auto" finds by what they start from which
             step of one run the other begins with.
-        progress: called with (ranks done, ranks in all).
+        count: read every step that differs, and count the events that do.
+        progress: called with (done, in all): ranks, and those among them whose events are read.
 
     Raises:
         StoreError: a run cannot be read.
@@ -64,16 +71,15 @@ def compare_runs(
         b = b.shifted(continuation.shift)
     common = preflight(a, b, ranks)
     lens = Lens(common.rung if common.rungs_differ else None, tuple(common.modules))
-    tiers: Tiers = {}
-    found: list[RankFindings] = []
-    for done, rank in enumerate(common.ranks):
-        tier = tiers[rank] = RankTier(a.ranks[rank], b.ranks[rank], lens=lens, steps=steps)
-        finding = _first_finding(rank, tier)
-        found += [finding] if finding is not None else []
-        tier.is_held = finding is not None and len(found) <= _KEPT_RANKS
-        tier.release()
-        if progress is not None:
-            progress(done + 1, len(common.ranks))
+    tell = _Progress(len(common.ranks), progress)
+
+    def tier_of(rank: int) -> RankTier:
+        return rank_tier(a.ranks[rank], b.ranks[rank], lens, steps)
+
+    tiers: Tiers = dict(
+        zip(common.ranks, in_parallel(tier_of, common.ranks, tell.one), strict=True)
+    )
+    found = _findings(tiers, tell)
     found = with_senders(found, tiers)
     notes = [
         *([continuation.note] if continuation is not None and continuation.shift else []),
@@ -82,7 +88,7 @@ def compare_runs(
         *_evaluation_notes(tiers, found),
         *_idle_notes(tiers),
     ]
-    tiers = {rank: tier for rank, tier in tiers.items() if tier.steps}
+    tiers = {rank: tier for rank, tier in tiers.items() if len(tier.steps)}
     compared = _compared(common, tiers)
     notes += _generator_notes(tiers) if not found else []
     attribution = Attribution(
@@ -111,18 +117,75 @@ def compare_runs(
         environment=common.environment,
         blind_spots=common.blind_spots,
         notes=notes,
+        counted=_count(tiers, tell) if count else None,
         next=advice.next_command(b, common.rung, origins),
     )
 
 
-def _first_finding(rank: int, tier: RankTier) -> RankFindings | None:
-    """Return the first step of a rank in which something that counts differs."""
-    steps = (step for step, difference in tier.differences.items() if difference.any)
-    return next((found for step in steps if (found := examine(rank, step, tier))), None)
+def rank_tier(a: RankRecord, b: RankRecord, lens: Lens, steps: Ranges) -> RankTier:
+    """Compare one rank of two runs by its step rows: it depends on nothing else.
+
+    Raises:
+        StoreError: a file is damaged.
+    """
+    tier = RankTier(a, b, lens=lens, steps=steps)
+    tier.release()
+    return tier
+
+
+def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
+    """Return the first difference that counts of each rank that has one.
+
+    Of ranks alike, the events of one are read.
+    """
+    differing = [rank for rank, tier in tiers.items() if len(tier.differences.having("any"))]
+    first_alike: dict[object, int] = {}
+    for rank in differing:
+        first_alike.setdefault(tiers[rank].likeness or rank, rank)
+    held = set(differing[:_KEPT_RANKS])
+    tell.total += len(first_alike)
+
+    def look(rank: int) -> RankFindings | None:
+        tier = tiers[rank]
+        finding = first_finding(rank, tier)
+        tier.is_held = finding is not None and rank in held
+        tier.release()
+        return finding
+
+    read = list(first_alike.values())
+    known = dict(zip(read, in_parallel(look, read, tell.one), strict=True))
+    found = []
+    for rank in differing:
+        finding = known[first_alike[tiers[rank].likeness or rank]]
+        if finding is not None and finding.rank != rank:
+            finding = finding.of_rank_alike(rank, tiers[rank])
+        found += [finding] if finding is not None else []
+    return found
+
+
+def _count(tiers: Tiers, tell: "_Progress") -> Counted:
+    """Count the events that differ, on all ranks."""
+    differing = [tier for tier in tiers.values() if len(tier.differences)]
+    tell.total += len(differing)
+    return sum(in_parallel(count_events, differing, tell.one), Counted())
+
+
+class _Progress:
+    """Counts what is done, and tells it on."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self.total = total
+        self._done = 0
+        self._tell = tell
+
+    def one(self) -> None:
+        """Count one more."""
+        self._done += 1
+        if self._tell is not None:
+            self._tell(self._done, self.total)
 
 
 def _compared(common: Common, tiers: Tiers) -> Compared:
-    steps = sorted({step for tier in tiers.values() for step in tier.steps})
     events = sum(tier.num_events for tier in tiers.values())
     if not events:
         raise CompareError(
@@ -132,7 +195,10 @@ def _compared(common: Common, tiers: Tiers) -> Compared:
     return Compared(
         rung=common.rung,
         ranks=list(tiers),
-        steps=[steps[0], steps[-1]],
+        steps=[
+            min(int(tier.steps[0]) for tier in tiers.values()),
+            max(int(tier.steps[-1]) for tier in tiers.values()),
+        ],
         num_steps=max(len(tier.steps) for tier in tiers.values()),
         events=events,
     )
@@ -152,11 +218,11 @@ def _step_notes(tiers: Tiers) -> list[str]:
     for rank, tier in tiers.items():
         a, b = tier.all_steps
         # With a window of steps, what lies outside of it is nobody's concern.
-        if not tier.steps or (a != b and not tier.is_windowed):
-            story = f"A has {steps_text(a)}, B has {steps_text(b)}"
-            story += f": compared over {steps_text(tier.steps)}"
+        if not len(tier.steps) or (not np.array_equal(a, b) and not tier.is_windowed):
+            story = f"A has {steps_text(a.tolist())}, B has {steps_text(b.tolist())}"
+            story += f": compared over {steps_text(tier.steps.tolist())}"
             stories.setdefault(story, []).append(rank)
-        for name in tier.cut_short():
+        for name in tier.cut_short:
             story = f"{name}'s record ends within step {tier.steps[-1]}: compared up to there"
             stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))
@@ -167,17 +233,26 @@ def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
     end = {f.rank: f.step for f in found}
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
-        steps: dict[str, list[int]] = {}
-        for step, difference in tier.differences.items():
-            if step < end.get(rank, step + 1) and (difference.evaluation or difference.unsure):
-                steps.setdefault(difference.evaluation, []).append(step)
-        for label, own in steps.items():
+        for label, own in _evaluations(tier, end.get(rank)).items():
             what = (
                 f"only {label} evaluated the model" if label else "one run evaluated the model more"
             )
             story = f"{what} in {steps_text(own)}; nothing else differs there"
             stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))
+
+
+def _evaluations(tier: RankTier, end: int | None) -> dict[str, list[int]]:
+    """Return the steps before one in which the evaluation differs, by the run that made it."""
+    differences = tier.differences
+    unsure = np.isin(differences.steps, differences.having("unsure"))
+    early = np.ones(len(differences), bool) if end is None else differences.steps < end
+    found = {}
+    for label in EVALUATIONS:
+        which = differences.evaluations(label) & early & (unsure | bool(label))
+        if which.any():
+            found[label] = differences.steps[which].tolist()
+    return dict(sorted(found.items(), key=lambda entry: entry[1][0]))
 
 
 def _idle_notes(tiers: Tiers) -> list[str]:
@@ -229,10 +304,10 @@ def _identical(compared: Compared) -> str:
     first, last = compared.steps
     span = steps_text([first] if first == last else [first, last]).replace(", ", "-")
     return (
-        f"identical: {_count(compared.events, 'event')} on {_count(len(compared.ranks), 'rank')}"
-        f" over {_count(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
+        f"identical: {_numbered(compared.events, 'event')} on {_numbered(len(compared.ranks), 'rank')}"
+        f" over {_numbered(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
     )
 
 
-def _count(number: int, noun: str) -> str:
+def _numbered(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

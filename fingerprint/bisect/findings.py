@@ -1,6 +1,7 @@
 """What a rank's first differing step holds, in little: its events can be let go."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from sys import intern
 
 import numpy as np
 
@@ -65,6 +66,7 @@ class RankFindings:
             to which it led on other ranks alone, if at all.
         has_local: places of all of the rank's own gradients, equal or not.
         evaluation: "A" or "B" if only that run evaluated the model in the step, else "".
+        is_alike: they are those of a rank alike (see `RankTier.likeness`), whose events were read.
     """
 
     rank: int
@@ -78,6 +80,22 @@ class RankFindings:
     idle: frozenset[Meeting]
     has_local: frozenset[Place]
     evaluation: str
+    is_alike: bool = False
+
+    def of_rank_alike(self, rank: int, tier: RankTier) -> "RankFindings":
+        """Return the findings of a rank that is alike."""
+        row = replace(self.row, rank=rank, steps_matched=tier.num_steps_before(self.step))
+        return replace(self, rank=rank, tier=tier, row=row, is_alike=True)
+
+
+def first_finding(rank: int, tier: RankTier) -> RankFindings | None:
+    """Return the first step of a rank in which something that counts differs.
+
+    Raises:
+        StoreError: a file is damaged.
+    """
+    steps = tier.differences.having("any").tolist()
+    return next((found for step in steps if (found := examine(rank, step, tier))), None)
 
 
 def examine(
@@ -226,7 +244,8 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     sites = [aligned.site(row) for row in np.flatnonzero(rows).tolist()]
-    return frozenset((site["module"], site["slot"]) for site in sites)
+    # Thousands of ranks have the same names: each is kept once.
+    return frozenset((intern(site["module"]), intern(site["slot"])) for site in sites)
 
 
 def _is_forward(site: Site) -> bool:

@@ -3,6 +3,9 @@
 The learning rate is an option of the optimizer; it is looked for where the runs part ways.
 """
 
+from collections.abc import Iterator
+from itertools import chain
+
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Site
@@ -28,27 +31,34 @@ def find_metrics(tiers: dict[int, RankTier]) -> list[Metric]:
     losses = [
         (s, rank, True) for rank, t in tiers.items() if (s := t.first_with("loss")) is not None
     ]
-    logged = [
-        (step, rank, False)
-        for rank, tier in tiers.items()
-        for step, difference in tier.differences.items()
-        if difference.metrics
-    ]
     parted = [
         (s, rank, True) for rank, t in tiers.items() if (s := t.first_with("any")) is not None
     ]
-    for step, rank, is_sure in [*sorted(parted)[:1], *sorted(losses)[:1], *sorted(logged)]:
+    for step, rank, is_sure in chain(sorted(parted)[:1], sorted(losses)[:1], _logged(tiers)):
         tier = tiers[rank]
         if not is_sure:
+            if budget <= 0:
+                break
             if rank not in names:
                 names[rank] = {site["slot"] for site in tier.sites_having("metric")}
-            if names[rank] <= found.keys() or budget <= 0:
+            if names[rank] <= found.keys():
                 continue
         budget -= 2 * tier.num_events_of(step)
         for metric in _metrics_of(rank, tier, step):
             found.setdefault(metric.name, metric)
         tier.release()
     return sorted(found.values(), key=lambda m: (m.name != "loss", m.step, m.rank))
+
+
+def _logged(tiers: dict[int, RankTier]) -> Iterator[tuple[int, int, bool]]:
+    """Yield (step, rank, False) for the steps in which logged numbers differ, in this order."""
+    steps = {rank: tier.differences.having("metrics") for rank, tier in tiers.items()}
+    steps = {rank: found for rank, found in steps.items() if len(found)}
+    if steps:
+        step = np.concatenate(list(steps.values()))
+        rank = np.repeat(list(steps), [len(found) for found in steps.values()])
+        for at in np.lexsort((rank, step)):
+            yield int(step[at]), int(rank[at]), False
 
 
 def _is_metric(site: Site) -> bool:

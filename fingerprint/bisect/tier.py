@@ -1,12 +1,12 @@
 """Step digests: which step of a rank differs first, and what it does later.
 
-Only the step rows are read, a few hundred bytes a step whatever the number of events, unless a
-lens hides events; then each step is compared event by event. What was read is let go again with
+Only the step rows are read, and of them the totals; the columns of the groups are read for steps
+that differ. So a step costs a hundred bytes or a few, whatever the number of events, unless a lens
+hides events; then each step is compared event by event. What was read is let go again with
 `RankTier.release`, since a run may have thousands of ranks.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from fpdiff.fingerprint.bisect.align import Aligned, align
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites
+from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifferences
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
 from fpdiff.store.run import RankRecord
@@ -24,42 +25,30 @@ from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
 Ranges = tuple[tuple[int, int], ...]
 
-_NOT_EVALUATION = tuple(phase for phase in PHASES if phase != "eval")
+_SUMS = ("content", "structure")
+_NOT_COMPARED = ["module_class", "source"]
+"""Columns of sites in which runs may differ."""
+_APART = ("metrics", "generator")
+"""Groups that are not in the totals."""
+_WITHIN = (*PHASES, "loss", "parameters")
+"""Groups that are: they can differ only where the totals do."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class StepDifference:
-    """What differs in a step of a rank.
-
-    Attributes:
-        any: a tensor or the structure, in a way that counts.
-        unsure: whether `any` counts can only be told from the events: both runs evaluated the
-            model, and nothing outside of it differs.
-        evaluation: "A" or "B" if only that run evaluated the model, else "".
-        loss: the loss; parameters, metrics (logged numbers) and generator (at step start) alike.
-        backward: something computed in the backward.
-    """
-
-    any: bool
-    unsure: bool = False
-    evaluation: str = ""
-    loss: bool
-    parameters: bool
-    metrics: bool
-    generator: bool
-    backward: bool
+Likeness = tuple[int, tuple[int, ...], bytes]
+"""Step, numbers of events, and the digests in which ranks alike agree."""
 
 
 class _StepRows:
-    """One run's step rows of a rank, as arrays in the order of the steps."""
+    """Step rows of one run and rank, as arrays in the order of the steps."""
 
     def __init__(self, table: pa.Table) -> None:
-        self.table = table.sort_by("step")
+        numbers = table["step"].to_numpy()
+        self.table = table if (np.diff(numbers) > 0).all() else table.sort_by("step")
         self.step: Ints = self.table["step"].to_numpy()
         self.events: Ints = self.table["events"].to_numpy()
 
-    def digests(self, name: str, at: Ints) -> tuple[npt.NDArray[np.uint64], Flags]:
-        """Return a column at some rows, as (rows, 2) words, and where it is not null."""
+    def digests(self, name: str, steps: Ints) -> tuple[npt.NDArray[np.uint64], Flags]:
+        """Return a column at some steps, as (steps, 2) words, and where it is not null."""
+        at = np.searchsorted(self.step, steps)
         column = self.table[name].combine_chunks().storage.take(pa.array(at))
         valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
         filled = pc.fill_null(column, pa.scalar(bytes(DIGEST_BYTES), column.type))
@@ -81,7 +70,13 @@ class _Source:
 
     @cached_property
     def rows(self) -> _StepRows:
-        return _StepRows(self.record.steps())
+        """The totals of all steps."""
+        names = [f"{what}{group}" for what in _SUMS for group in ("", *(f"_{g}" for g in _APART))]
+        return _StepRows(self.record.steps(["ended", *names]))
+
+    def groups(self, names: Iterable[str], steps: Ints) -> _StepRows:
+        """Return columns of the groups for some steps, if not for more."""
+        return _StepRows(self.record.steps(list(names), steps))
 
     def num_events_of(self, step: int) -> int:
         rows = self.rows
@@ -101,7 +96,19 @@ class _Source:
 
 
 class RankTier:
-    """The steps that both runs have of one rank."""
+    """The steps that both runs have of one rank.
+
+    Attributes:
+        steps: their numbers; `all_steps` those of A and of B.
+        differences: what differs in which of them.
+        likeness: equal for ranks of whose first differing step the same events are mismatched, as
+            far as step rows tell: what differs is the optimizer's phase, in the same digests in
+            both runs and over the same structure. None where they do not tell.
+        idle: by step, ops that differ and lead to nothing.
+        cut_short: which runs, "A" or "B", end within the last step compared, before the other.
+        is_windowed: only some steps are compared.
+        is_held: what was read is kept.
+    """
 
     def __init__(self, a: RankRecord, b: RankRecord, *, lens: Lens, steps: Ranges) -> None:
         """Read the step rows, and compare.
@@ -119,18 +126,21 @@ class RankTier:
         self._lens = lens
         self.is_windowed = bool(steps)
         self.is_held = False
-        self.idle: dict[int, int] = {}  # by step, ops that differ and lead to nothing
-        self.all_steps = tuple(source.rows.step.tolist() for source in self._sources)
-        both, in_a, in_b = np.intersect1d(*self.all_steps, return_indices=True)
+        self.idle: dict[int, int] = {}
+        self.likeness: Likeness | None = None
+        own, other = (source.rows.step for source in self._sources)
+        self.all_steps = own, other
+        both, in_a, _ = np.intersect1d(own, other, assume_unique=True, return_indices=True)
         if steps:
             keep = np.zeros(len(both), bool)
             for first, end in steps:
                 keep |= (both >= first) & (both < end)
-            both, in_a, in_b = both[keep], in_a[keep], in_b[keep]
-        self.steps: list[int] = [int(step) for step in both]
+            both, in_a = both[keep], in_a[keep]
+        self.steps: Ints = both
         self._num_events: Ints = self._sources[0].rows.events[in_a]
+        self.cut_short = self._cut_short()
         if lens.is_clear:
-            self.differences = self._compare_rows(in_a, in_b)
+            self.differences = self._compare_rows()
             self._forgive_the_end()
         else:
             self.differences = self._compare_events()
@@ -154,14 +164,15 @@ class RankTier:
 
     def first_with(self, what: str) -> int | None:
         """Return the first step in which an attribute of StepDifference is set."""
-        return next((s for s, d in self.differences.items() if getattr(d, what)), None)
+        found = self.differences.having(what)
+        return int(found[0]) if len(found) else None
 
     def differs_at_end(self) -> bool:
         """Return whether the last step compared differs in a way that counts."""
-        last = self.differences.get(self.steps[-1]) if self.steps else None
+        last = self.differences.get(int(self.steps[-1])) if len(self.steps) else None
         if last is None or not last.any:
             return False
-        return not last.unsure or bool(find_origins(self.aligned(self.steps[-1])))
+        return not last.unsure or bool(find_origins(self.aligned(int(self.steps[-1]))))
 
     def aligned(self, step: int) -> Aligned:
         """Read and pair a step's events; the latest is remembered until `release`.
@@ -172,7 +183,7 @@ class RankTier:
         if self._latest is None or self._latest[0] != step:
             a, b = (
                 Arm(source.record, step, sites, is_cut=source.is_cut(step))
-                for source, sites in zip(self._sources, self._sites, strict=True)
+                for source, sites in zip(self._sources, self.sites, strict=True)
             )
             self._latest = step, align(a, b)
         return self._latest[1]
@@ -181,28 +192,52 @@ class RankTier:
         """Return whether the rank passes a test in both runs."""
         return all(map(test, self._records))
 
+    def steps_of_equal_length(self, steps: Ints) -> Ints:
+        """Return those of some compared steps that hold as many events in both runs."""
+        if not self._lens.is_clear:  # It hides some of the events that step rows count.
+            return steps[:0]
+        counts = [s.rows.events[np.searchsorted(s.rows.step, steps)] for s in self._sources]
+        found: Ints = steps[counts[0] == counts[1]]
+        return found
+
+    def events_of(
+        self, steps: Ints, columns: Collection[str]
+    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+        """Return for A and B what yields columns of the events of some steps."""
+        a, b = (source.record.events_of(steps, columns) for source in self._sources)
+        return a, b
+
+    @property
+    def numbers_sites_alike(self) -> bool:
+        """Whether both runs number the same sites alike, so that the numbers say all."""
+        a, b = (s.record.sites().drop_columns(_NOT_COMPARED) for s in self._sources)
+        return bool(a.equals(b))
+
     def sites_having(self, kind: str) -> list[Site]:
         """Return run A's sites of a kind."""
-        return [site for site in self._sites[0].rows if site["kind"] == kind]
+        return [site for site in self.sites[0].rows if site["kind"] == kind]
 
     def release(self) -> None:
         """Let go of everything that can be read again, unless `is_held`."""
         if self.is_held:
             return
         self._latest = None
-        for name in ("_sources", "_sites"):
+        for name in ("_sources", "sites"):
             self.__dict__.pop(name, None)
 
     def batches(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the digest of each step's batch in A and in B, all steps they have."""
-        a, b = (source.rows.batches() for source in self._sources)
+        a, b = (
+            _StepRows(source.record.steps(["content_batch"])).batches() for source in self._sources
+        )
         return a, b
 
     def generators_drawn_from(self) -> set[str]:
         """Return the generators whose states change between a run's first and last step."""
         used = set()
         for source, steps in zip(self._sources, self.all_steps, strict=True):
-            first, last = (_generator_states(source.record, s) for s in (steps[0], steps[-1]))
+            ends = int(steps[0]), int(steps[-1])
+            first, last = (_generator_states(source.record, step) for step in ends)
             used |= {name for name in first if first[name] != last.get(name)}
         return used
 
@@ -219,79 +254,114 @@ class RankTier:
         return a, b
 
     @cached_property
-    def _sites(self) -> tuple[Sites, Sites]:
+    def sites(self) -> tuple[Sites, Sites]:
+        """The sites of A and of B."""
         keys = Keys()
         a, b = (Sites(source.record, keys, self._lens) for source in self._sources)
         return a, b
 
-    def _compare_rows(self, in_a: Ints, in_b: Ints) -> dict[int, StepDifference]:
-        sides = [(source.rows, at) for source, at in zip(self._sources, (in_a, in_b), strict=True)]
+    def _compare_rows(self) -> StepDifferences:
+        steps = self.steps
+        rows = [source.rows for source in self._sources]
+        structure = _differs(rows, ["structure"], steps)
+        total = structure | _differs(rows, ["content"], steps)
+        flags = {g: _differs(rows, [f"{what}_{g}" for what in _SUMS], steps) for g in _APART}
+        at = np.flatnonzero(total | flags["metrics"] | flags["generator"])
+        flags = {name: flag[at] for name, flag in flags.items()}
+        within = self._compare_groups(steps[total], has_structure=bool(structure.any()))
+        for name, found in within.items():
+            flags[name] = np.zeros(len(total), found.dtype)
+            flags[name][total] = found
+            flags[name] = flags[name][at]
+        return StepDifferences(steps[at], flags)
 
-        def differs(names: Iterable[str]) -> Flags:
-            result: Flags = np.zeros(len(in_a), bool)
-            for name in names:
-                (words_a, valid_a), (words_b, valid_b) = (
-                    rows.digests(name, at) for rows, at in sides
-                )
-                result |= (words_a != words_b).any(axis=1) | (valid_a != valid_b)
-            return result
+    def _compare_groups(self, steps: Ints, *, has_structure: bool) -> dict[str, Any]:
+        """Return the flags of StepDifferences for steps whose totals differ.
 
-        def group(*names: str) -> Flags:
-            return differs(f"{c}_{name}" for name in names for c in ("content", "structure"))
-
-        total = differs(("content", "structure"))
-        has_a, has_b = (rows.digests("content_eval", at)[1] for rows, at in sides)
-        only_evaluation = total & ~group(*_NOT_EVALUATION) & group("eval")
-        loss, parameters, metrics = group("loss"), group("parameters"), group("metrics")
-        generator, backward = group("generator"), group("backward")
+        Where no structure differs in total, none of a group does: it is not read.
+        """
+        sums = _SUMS if has_structure else _SUMS[:1]
+        names = {group: [f"{what}_{group}" for what in sums] for group in _WITHIN}
+        wanted = [name for group in names.values() for name in group]
+        rows = [source.groups(wanted, steps) for source in self._sources if len(steps)]
+        differs = {group: _differs(rows, columns, steps) for group, columns in names.items()}
+        evaluated = [found.digests("content_eval", steps)[1] for found in rows]
+        has_a, has_b = evaluated or [np.zeros(0, bool)] * 2
+        only_evaluation = _only("eval", differs)
+        if len(steps) and _only("optimizer", differs)[0]:
+            self.likeness = self._likeness(int(steps[0]), rows)
         return {
-            self.steps[i]: StepDifference(
-                # The phases of an evaluation that only one run made are all that differs: the
-                # other phases hold the same events in the same order.
-                any=bool(total[i] and not (only_evaluation[i] and has_a[i] != has_b[i])),
-                unsure=bool(only_evaluation[i] and has_a[i] == has_b[i]),
-                evaluation="" if has_a[i] == has_b[i] else "A" if has_a[i] else "B",
-                loss=bool(loss[i]),
-                parameters=bool(parameters[i]),
-                metrics=bool(metrics[i]),
-                generator=bool(generator[i]),
-                backward=bool(backward[i]),
-            )
-            for i in np.flatnonzero(total | metrics | generator).tolist()
+            # The phases of an evaluation that only one run made are all that differs: the other
+            # phases hold the same events in the same order.
+            "any": ~(only_evaluation & (has_a != has_b)),
+            "unsure": only_evaluation & (has_a == has_b),
+            "evaluation": np.where(has_a == has_b, 0, np.where(has_a, 1, 2)).astype(np.int8),
+            "loss": differs["loss"],
+            "parameters": differs["parameters"],
+            "backward": differs["backward"],
         }
 
-    def cut_short(self) -> list[str]:
-        """Return which runs, "A" or "B", end within the last step compared, before the other."""
-        last = self.steps[-1:]
-        if not last or not self._lens.is_clear:  # Of other rungs, more events are no longer record.
+    def _likeness(self, step: int, rows: list[_StepRows]) -> "Likeness | None":
+        """Return what tells ranks alike whose difference is in the optimizer's phase alone."""
+        totals = [source.rows for source in self._sources]
+        at = np.array([step])
+        if _differs(totals, ["structure"], at)[0] or any(s.is_cut(step) for s in self._sources):
+            return None
+        columns = ["structure", *(f"structure_{group}" for group in _APART)]
+        digests = [found.digests(name, at) for found in totals for name in columns]
+        digests += [found.digests("content_optimizer", at) for found in rows]
+        counts = tuple(source.num_events_of(step) for source in self._sources)
+        return step, counts, b"".join(bytes(valid) + words.tobytes() for words, valid in digests)
+
+    def _cut_short(self) -> list[str]:
+        # Of other rungs, more events are no longer record.
+        if not len(self.steps) or not self._lens.is_clear:
             return []
+        last = int(self.steps[-1])
         sources = dict(zip("AB", self._sources, strict=True))
-        events = {name: source.num_events_of(last[0]) for name, source in sources.items()}
+        events = {name: source.num_events_of(last) for name, source in sources.items()}
         return [
             name
             for name, source in sources.items()
-            if source.is_cut(last[0]) and events[name] < max(events.values())
+            if source.is_cut(last) and events[name] < max(events.values())
         ]
 
     def _forgive_the_end(self) -> None:
         """Look at the last step's events where one run's record ends within it."""
-        last = self.steps[-1] if self.steps else 0
-        if last in self.differences and self.differences[last].any and self.cut_short():
+        last = int(self.steps[-1]) if len(self.steps) else 0
+        difference = self.differences.get(last)
+        if difference is not None and difference.any and self.cut_short:
             difference = _event_difference(self.aligned(last))
-            del self.differences[last]
-            if difference.any or difference.metrics or difference.generator:
-                self.differences[last] = difference
+            counts = difference.any or difference.metrics or difference.generator
+            self.differences = self.differences.ending(last, difference if counts else None)
 
-    def _compare_events(self) -> dict[int, StepDifference]:
+    def _compare_events(self) -> StepDifferences:
         found = {}
         counts = []
-        for step in self.steps:
+        for step in self.steps.tolist():
             aligned = self.aligned(step)
             counts.append(len(aligned.a))
             if not aligned.equal.all() or find_origins(aligned):
                 found[step] = _event_difference(aligned)
         self._num_events = np.array(counts, np.int64)
-        return found
+        return StepDifferences.of(found)
+
+
+def _only(phase: str, differs: dict[str, Flags]) -> Flags:
+    """Return at which steps one phase differs and no other."""
+    others = [differs[other] for other in PHASES if other != phase]
+    result: Flags = differs[phase] & ~np.logical_or.reduce(others)
+    return result
+
+
+def _differs(rows: list[_StepRows], names: list[str], steps: Ints) -> Flags:
+    """Return at which steps any of some columns differs between two runs."""
+    result: Flags = np.zeros(len(steps), bool)
+    if len(steps):
+        for name in names:
+            (words_a, valid_a), (words_b, valid_b) = (r.digests(name, steps) for r in rows)
+            result |= (words_a != words_b).any(axis=1) | (valid_a != valid_b)
+    return result
 
 
 def _event_difference(aligned: Aligned) -> StepDifference:

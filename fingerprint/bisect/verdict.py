@@ -187,6 +187,29 @@ class RankStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What was counted on one rank, or on all.
+
+    Attributes:
+        steps: how many steps were read: those that differ, be it in something harmless.
+        events: how many events they hold, those that only one run has included.
+        differing: how many of these differ.
+    """
+
+    steps: int = 0
+    events: int = 0
+    differing: int = 0
+
+    def __add__(self, other: "Counted") -> "Counted":
+        """Return the sum of both."""
+        return Counted(
+            steps=self.steps + other.steps,
+            events=self.events + other.events,
+            differing=self.differing + other.differing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What came of comparing two runs.
 
@@ -205,6 +228,7 @@ class Verdict:
         environment: entries that differ.
         blind_spots: what was executed but not fingerprinted, by reason, with counts of both runs.
         notes: what limits the comparison, or is worth knowing and is no divergence.
+        counted: every event that differs, if that was asked for.
         next: the command that narrows further, or None.
     """
 
@@ -225,6 +249,7 @@ class Verdict:
     environment: list[EnvironmentDifference] = field(default_factory=list)
     blind_spots: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counted: Counted | None = None
     next: str | None = None
 
     @property

@@ -15,7 +15,7 @@ from fpdiff.store.errors import RecordError
 from fpdiff.store.files import attempts, write_json
 from fpdiff.store.schema import DIGEST_ALGORITHM, VERSION, attempt_name, rank_name
 
-CONTENTS = ("run.json", "ranks", "sites", "events", "steps", "journal")
+CONTENTS = ("run.json", "ranks", "sites", "events", "steps", "journal", "compact")
 """What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
 
 

@@ -49,6 +49,18 @@ NOT_EXECUTED = {
     ],
     "docs/how-to/find-the-operator.md": ["$ fpdiff compare runs/a runs/b"],
     "docs/explanation/overhead.md": ["$ python bench/overhead.py --quick"],
+    "docs/explanation/how-compare-scales.md": [
+        "$ python bench/fleet.py --ranks 3072 --steps 800 --compact",
+        "$ python bench/fleet.py --ranks 64,128 --steps 50,100 --events 18,120 --plot growth.png",
+        "$ python bench/fleet.py --ranks 64 --steps 800 --events 978 --plant 33:1 --count",
+    ],
+    "docs/how-to/compare-many-ranks.md": [
+        "$ fpdiff compact runs/a",
+        "$ fpdiff compact runs/b",
+        "$ fpdiff compare runs/a runs/b",
+        "$ fpdiff compare runs/a runs/b --count",
+        "$ fpdiff compare runs/a runs/b --ranks 0,8-15 --steps 600:700",
+    ],
 }
 LANGUAGES = {"console", "json", "python", "text"}
 
