@@ -1,6 +1,8 @@
 """`fpdiff compare`: say where two runs part ways."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +11,14 @@ import typer
 from fpdiff.cli.console import data_console, progress_bar
 from fpdiff.cli.report import render
 from fpdiff.fingerprint.bisect.compare import compare_runs
+from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
+from fpdiff.fingerprint.bisect.raytasks import ray_engine
 from fpdiff.fingerprint.bisect.verdict import Verdict
 from fpdiff.fingerprint.record.settings import parse_ranks, parse_steps
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
+
+_ENGINES = ("threads", "ray")
 
 
 def compare(
@@ -30,6 +36,12 @@ def compare(
             " other, a resumed one, begins with."
         ),
     ] = "number",
+    engine: Annotated[
+        str, typer.Option(help="What works on many ranks at once: threads or ray.")
+    ] = "threads",
+    address: Annotated[
+        str, typer.Option(help="Of a Ray cluster; without it, one is started here.")
+    ] = "",
     count: Annotated[
         bool,
         typer.Option("--count", help="Read every step that differs, and count the events that do."),
@@ -41,7 +53,7 @@ def compare(
     """
     wanted = tuple(rank for first, end in parse_ranks(ranks) for rank in range(first, end))
     try:
-        with progress_bar("comparing ranks") as progress:
+        with _engine(engine, address) as work, progress_bar("comparing ranks") as progress:
             verdict = compare_runs(
                 Run.open(a),
                 Run.open(b),
@@ -49,6 +61,7 @@ def compare(
                 ranks=wanted,
                 align=align,
                 count=count,
+                engine=work,
                 progress=progress,
             )
     except CompareError as error:
@@ -60,3 +73,16 @@ def compare(
     else:
         render(verdict, data_console())
     raise typer.Exit(verdict.exit_code)
+
+
+@contextmanager
+def _engine(name: str, address: str) -> Iterator[Engine]:
+    if name not in _ENGINES:
+        raise CompareError(f"--engine {name} is not known: give {' or '.join(_ENGINES)}")
+    if address and name != "ray":
+        raise CompareError("--address is of a Ray cluster: give --engine ray too")
+    if name == "threads":
+        yield in_parallel
+        return
+    with ray_engine(address) as engine:
+        yield engine

@@ -67,6 +67,10 @@ class RankRecord:
         self._lists = lists
         self._folder = rank_name(rank)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process read it anew."""
+        return RankRecord, (self.root, self.rank, self.shift)
+
     @cached_property
     def info(self) -> dict[str, Any]:
         """The rank's own description; empty if the rank died before it wrote one.
@@ -312,16 +316,23 @@ class RankRecord:
 class Run:
     """Everything recorded from one launch."""
 
-    def __init__(self, path: Path, info: dict[str, Any], ranks: dict[int, RankRecord]) -> None:
+    def __init__(
+        self, path: Path, info: dict[str, Any], ranks: dict[int, RankRecord], shift: int = 0
+    ) -> None:
         """Hold what `open` found; use `open`."""
         self.path = path
         self.info = info
         self.ranks = ranks
+        self._shift = shift
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process open it anew."""
+        return _reopened, (self.path, self._shift)
 
     def shifted(self, shift: int) -> "Run":
         """Return the run with `shift` added to its steps' numbers."""
         ranks = {rank: record.anew(shift=shift) for rank, record in self.ranks.items()}
-        return Run(self.path, self.info, ranks)
+        return Run(self.path, self.info, ranks, shift)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, compact: bool = True) -> "Run":
@@ -348,6 +359,11 @@ class Run:
         lists = SharedLists()
         ranks = {rank: RankRecord(root, rank, 0, found, lists) for rank in _ranks(root)}
         return cls(root, info, ranks)
+
+
+def _reopened(path: Path, shift: int) -> Run:
+    run = Run.open(path)
+    return run.shifted(shift) if shift else run
 
 
 def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:

@@ -14,7 +14,8 @@ origins       which mismatched events no mismatched event explains
 findings      what a rank's first differing step holds, in little
 reach         what an origin led to in its step
 count         every event that differs, over all steps
-parallel      the same work on many ranks at once
+parallel      the same work on many ranks at once, in threads
+raytasks      the same as tasks of a Ray cluster
 attribute     which findings are origins and which were received from other ranks
 classify      what kind of difference an origin is
 describe      an origin in full, with the evidence

@@ -1,6 +1,7 @@
 """The whole way from two runs to a verdict."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fpdiff.fingerprint.bisect.differences import EVALUATIONS
 from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
-from fpdiff.fingerprint.bisect.parallel import in_parallel
+from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
 from fpdiff.fingerprint.bisect.preflight import (
     Common,
     Ranges,
@@ -25,7 +26,7 @@ from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Compared, Counted, Effects, Origin, Verdict
 from fpdiff.store.errors import CompareError
-from fpdiff.store.run import RankRecord, Run
+from fpdiff.store.run import Run
 
 _KEPT_RANKS = 4
 """So many differing ranks keep their events in memory; those of others are read again."""
@@ -46,6 +47,7 @@ def compare_runs(
     ranks: tuple[int, ...] = (),
     align: str = "number",
     count: bool = False,
+    engine: Engine = in_parallel,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """Compare two runs.
@@ -58,6 +60,7 @@ def compare_runs(
         align: "number" pairs steps of the same number; "auto" finds by what they start from which
             step of one run the other begins with.
         count: read every step that differs, and count the events that do.
+        engine: what does the work on many ranks at once.
         progress: called with (done, in all): ranks, and those among them whose events are read.
 
     Raises:
@@ -72,14 +75,9 @@ def compare_runs(
     common = preflight(a, b, ranks)
     lens = Lens(common.rung if common.rungs_differ else None, tuple(common.modules))
     tell = _Progress(len(common.ranks), progress)
-
-    def tier_of(rank: int) -> RankTier:
-        return rank_tier(a.ranks[rank], b.ranks[rank], lens, steps)
-
-    tiers: Tiers = dict(
-        zip(common.ranks, in_parallel(tier_of, common.ranks, tell.one), strict=True)
-    )
-    found = _findings(tiers, tell)
+    pair = RankPair(a, b, lens, steps)
+    tiers: Tiers = dict(zip(common.ranks, engine(pair.tier, common.ranks, tell.one), strict=True))
+    found = _findings(tiers, engine, tell)
     found = with_senders(found, tiers)
     notes = [
         *([continuation.note] if continuation is not None and continuation.shift else []),
@@ -117,23 +115,49 @@ def compare_runs(
         environment=common.environment,
         blind_spots=common.blind_spots,
         notes=notes,
-        counted=_count(tiers, tell) if count else None,
+        counted=_count(tiers, engine, tell) if count else None,
         next=advice.next_command(b, common.rung, origins),
     )
 
 
-def rank_tier(a: RankRecord, b: RankRecord, lens: Lens, steps: Ranges) -> RankTier:
-    """Compare one rank of two runs by its step rows: it depends on nothing else.
+@dataclass(frozen=True)
+class RankPair:
+    """Two runs of which single ranks are compared: what comes out depends on nothing else."""
 
-    Raises:
-        StoreError: a file is damaged.
-    """
-    tier = RankTier(a, b, lens=lens, steps=steps)
-    tier.release()
-    return tier
+    a: Run
+    b: Run
+    lens: Lens
+    steps: Ranges
+
+    def tier(self, rank: int) -> RankTier:
+        """Compare a rank by its step rows.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        tier = RankTier(self.a.ranks[rank], self.b.ranks[rank], lens=self.lens, steps=self.steps)
+        tier.release()
+        return tier
 
 
-def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
+@dataclass(frozen=True)
+class _ToLookAt:
+    """A rank whose events are to be read; kept in memory if they are to be held."""
+
+    rank: int
+    tier: RankTier
+    is_held: bool
+
+
+def _look(one: _ToLookAt) -> tuple[RankTier, RankFindings | None]:
+    """Return a rank's tier, which has learnt which ops lead to nothing, and its findings."""
+    finding = first_finding(one.rank, one.tier)
+    one.tier.is_held = finding is not None and one.is_held
+    one.tier.release()
+    return one.tier, finding
+
+
+def _findings(tiers: Tiers, engine: Engine, tell: "_Progress") -> list[RankFindings]:
     """Return the first difference that counts of each rank that has one.
 
     Of ranks alike, the events of one are read.
@@ -143,17 +167,12 @@ def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
     for rank in differing:
         first_alike.setdefault(tiers[rank].likeness or rank, rank)
     held = set(differing[:_KEPT_RANKS])
-    tell.total += len(first_alike)
-
-    def look(rank: int) -> RankFindings | None:
-        tier = tiers[rank]
-        finding = first_finding(rank, tier)
-        tier.is_held = finding is not None and rank in held
-        tier.release()
-        return finding
-
     read = list(first_alike.values())
-    known = dict(zip(read, in_parallel(look, read, tell.one), strict=True))
+    tell.total += len(read)
+    items = [_ToLookAt(rank, tiers[rank], rank in held) for rank in read]
+    known = {}
+    for rank, (tier, finding) in zip(read, engine(_look, items, tell.one), strict=True):
+        tiers[rank], known[rank] = tier, finding
     found = []
     for rank in differing:
         finding = known[first_alike[tiers[rank].likeness or rank]]
@@ -163,11 +182,11 @@ def _findings(tiers: Tiers, tell: "_Progress") -> list[RankFindings]:
     return found
 
 
-def _count(tiers: Tiers, tell: "_Progress") -> Counted:
+def _count(tiers: Tiers, engine: Engine, tell: "_Progress") -> Counted:
     """Count the events that differ, on all ranks."""
     differing = [tier for tier in tiers.values() if len(tier.differences)]
     tell.total += len(differing)
-    return sum(in_parallel(count_events, differing, tell.one), Counted())
+    return sum(engine(count_events, differing, tell.one), Counted())
 
 
 class _Progress:

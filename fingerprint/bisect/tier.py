@@ -145,6 +145,11 @@ class RankTier:
         else:
             self.differences = self._compare_events()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process is to know: all but what can be read again."""
+        read = ("_latest", "_sources", "sites")
+        return {k: v for k, v in self.__dict__.items() if k not in read} | {"is_held": False}
+
     @property
     def num_events(self) -> int:
         """How many of A's events the comparison covers."""

@@ -59,6 +59,8 @@ NOT_EXECUTED = {
         "$ fpdiff compact runs/b",
         "$ fpdiff compare runs/a runs/b",
         "$ fpdiff compare runs/a runs/b --count",
+        "$ pip install 'fpdiff[ray]'",
+        "$ fpdiff compare runs/a runs/b --engine ray --address HOST:6379",
         "$ fpdiff compare runs/a runs/b --ranks 0,8-15 --steps 600:700",
     ],
 }

@@ -150,6 +150,6 @@ def test_groups_of_thousands_of_ranks_are_one_set(tmp_path: Path) -> None:
 def test_the_part_of_one_rank_depends_on_nothing_else(runs: dict[str, Path]) -> None:
     lens = Lens(None, ())
     a, b = Run.open(runs["a"]), Run.open(runs["b"])
-    first, second = (compare.rank_tier(a.ranks[5], b.ranks[5], lens, ()) for _ in range(2))
+    first, second = (compare.RankPair(a, b, lens, ()).tier(5) for _ in range(2))
     assert first.differences == second.differences and first.likeness == second.likeness
     assert first.differences.steps.tolist() == list(range(30, 50))
