@@ -30,6 +30,7 @@ ALLOWED = {
         "fpdiff.store",
         "numpy",
         "pyarrow",
+        "ray",
     },
     "fpdiff.fingerprint.verify": {"fpdiff.fingerprint.record", "fpdiff.store"},
     "fpdiff.fingerprint.certify": {
