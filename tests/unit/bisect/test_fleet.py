@@ -8,6 +8,7 @@ from fleet_run import Fleet, layers_for, write_fleet
 from synthetic_runs import Ev, Job, at, find, twist, verdict_of
 
 from fpdiff.fingerprint.bisect import arm, attribute, compare
+from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.certify.certify import certify_run
 from fpdiff.store.compacting import compact_run
@@ -147,7 +148,7 @@ def test_groups_of_thousands_of_ranks_are_one_set(tmp_path: Path) -> None:
 
 
 def test_the_part_of_one_rank_depends_on_nothing_else(runs: dict[str, Path]) -> None:
-    lens = compare.Lens(None, ())
+    lens = Lens(None, ())
     a, b = Run.open(runs["a"]), Run.open(runs["b"])
     first, second = (compare.rank_tier(a.ranks[5], b.ranks[5], lens, ()) for _ in range(2))
     assert first.differences == second.differences and first.likeness == second.likeness
