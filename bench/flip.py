@@ -24,8 +24,8 @@ MADE = ("result", "written", "received")
 class Fault:
     """One bit to flip, and what fpdiff must say of it.
 
-    `nth` counts the calls of the op from the rank's first module call on. At the rung `layer`, where
-    no ops are recorded, the op is None.
+    `nth` counts the calls of the op from the rank's first module call on. At the rung `layer`,
+    where no ops are recorded, the op is None.
     """
 
     rank: int

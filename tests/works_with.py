@@ -32,8 +32,8 @@ class Row:
     Attributes:
         title: what it is, for the table.
         script: file in programs/works_with/; `case` is the name of one of its functions.
-        op: where a bit is flipped: the first call of this op in `module`, `phase` and `step` on `rank`.
-            None if the case itself plants the fault, told the step by the variable FAULT.
+        op: where a bit is flipped: the first call of this op in `module`, `phase` and `step` on
+            `rank`. None if the case itself plants the fault, told the step by the variable FAULT.
         at_layer: what is named at the rung layer, if not module and phase of the op.
         no: columns that do not hold, and why.
         says: a blind spot that the recorder must count.
@@ -141,6 +141,7 @@ class Recordings:
 
     def _misjudged(self, level: str, fault: Fault) -> str:
         outcome, details = judge(self.run(f"{level} a"), self.run(f"{level} faulty"), fault)
+        assert outcome != "missed", details
         return "" if outcome == "exact" else f"{outcome}: {details}"
 
 
@@ -178,7 +179,7 @@ def _twins(recordings: Recordings) -> list[str]:
 
 
 def _changed(recordings: Recordings) -> list[str]:
-    """Return what recording changed: results, random state, parameters after each step, warnings."""
+    """Return what recording changed: results, random state, parameters after each step."""
     bare, changed = recordings.output("bare"), []
     assert "failed" not in bare, bare
     for name in ("layer a", "op a", "op b"):
@@ -192,7 +193,7 @@ def _changed(recordings: Recordings) -> list[str]:
 
 
 def table(rows: list[Recordings], others: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the lines of a table of what was found; `others` gives further rows' cell and remark."""
+    """Return the lines of a table of what was found; `others` has further rows' cell and remark."""
     lines = [
         f"| | {' | '.join(COLUMNS.values())} | remarks |",
         f"|---|{'---|' * len(COLUMNS)}---|",

@@ -1,7 +1,7 @@
 """Code that inductor has compiled.
 
-Most of its kernels are its own and run past the dispatcher; of those that it borrows from torch it is
-not known what they read. So the whole of it is one opaque site, at rung op as at those above.
+Most of its kernels are its own and run past the dispatcher; of those that it borrows from torch it
+is not known what they read. So the whole of it is one opaque site, at rung op as at those above.
 """
 
 import functools

@@ -23,9 +23,9 @@ def observing(
     The hook always returns None, since torch takes any other value as a replacement. It does
     nothing while torch compiles or traces (the tests come first and are constants to Dynamo, so
     nothing of the hook is left in compiled code), nor while nothing records. Called by code that
-    Dynamo did not compile, between two graphs say, it is no frame to be compiled itself. Inside, torch
-    function modes and subclasses are switched off, so no user code sees the hook's own look-ups,
-    and the ops that the hook itself runs are not taken for the program's.
+    Dynamo did not compile, between two graphs say, it is no frame to be compiled itself. Inside,
+    torch function modes and subclasses are switched off, so no user code sees the hook's own
+    look-ups, and the ops that the hook itself runs are not taken for the program's.
     An error of ours stops the recording, never the program.
     """
 

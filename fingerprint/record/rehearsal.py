@@ -1,8 +1,8 @@
 """What a library runs only to learn the shapes of its results, and throws away.
 
 A pipeline of `torch.distributed.pipelining` runs each stage forward and backward once, before its
-first batch, on tensors that nobody has filled. What comes out is garbage, other garbage in each run,
-and nobody reads it: it is no part of what the program computes, and not recorded.
+first batch, on tensors that nobody has filled. What comes out is garbage, other garbage in each
+run, and nobody reads it: it is no part of what the program computes, and not recorded.
 """
 
 import functools
@@ -31,7 +31,7 @@ class Rehearsals:
 
     @observing
     def begin(self) -> None:
-        """Begin to record this process, whose first module runs now: messages come before others."""
+        """Begin to record this process: its first module runs now, and messages come next."""
         if self.recorder.begin():
             self.recorder.blind_spots["rehearsal of a pipeline stage"] += 1
 

@@ -1,4 +1,4 @@
-"""What fpdiff works with, each tried by a real training; docs/reference/works-with.md is the result."""
+"""What fpdiff works with, each tried by a real training; docs/reference/works-with.md shows it."""
 
 import os
 from collections.abc import Iterator
@@ -8,10 +8,13 @@ import pytest
 from processes import PYTHON, TESTS, Jobs, Preloaded, record
 from works_with import FOLDER, Recordings, Row, table
 
-BETWEEN_RANKS = "what passes between ranks is recorded at `op` only, so those that received the fault are named too"
 PAGE = TESTS.parent / "docs" / "reference" / "works-with.md"
 BEGIN, END = "<!-- works with -->", "<!-- /works with -->"
 
+BETWEEN_RANKS = (
+    "what passes between ranks is recorded at `op` only,"
+    " so the ranks that received it are named too"
+)
 COMPILED = "a compiled region is one site, what is inside it is a blind spot"
 
 ROWS = [
@@ -95,7 +98,7 @@ ROWS = [
         module="1.up",
         rank=1,
         num_ranks=2,
-        no={"fault at layer": "which rank received what from which is recorded at `op` only"},
+        no={"fault at layer": BETWEEN_RANKS},
     ),
     Row(
         title="pipeline parallel, 1F1B",
@@ -105,7 +108,7 @@ ROWS = [
         module="0.up",
         rank=0,
         num_ranks=2,
-        no={"fault at layer": "which rank received what from which is recorded at `op` only"},
+        no={"fault at layer": BETWEEN_RANKS},
         says="rehearsal of a pipeline stage",
     ),
     Row(
@@ -116,7 +119,7 @@ ROWS = [
         module="~Sequential.0.up",
         rank=0,
         num_ranks=2,
-        no={"fault at layer": "which rank received what from which is recorded at `op` only"},
+        no={"fault at layer": BETWEEN_RANKS},
         says="rehearsal of a pipeline stage",
     ),
     Row(

@@ -1,7 +1,8 @@
 """What the programs here share: a case is a function that trains and returns tensors.
 
-A program's arguments are the names of its cases, none for all. Each is run on its own seed, and a line
-is printed of it: a checksum of what it returned, and one of the state that it left torch's generator in.
+A program's arguments are the names of its cases, none for all. Each is run on its own seed, and a
+line is printed of it: a checksum of what it returned, and one of the state that it left torch's
+generator in.
 """
 
 import hashlib
