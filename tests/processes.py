@@ -196,7 +196,7 @@ class Preloaded:
         }
         return int(self._ask(request)["pid"])
 
-    def wait(self, pid: int, timeout: float = 60) -> int:
+    def wait(self, pid: int, timeout: float = 150) -> int:
         """Return a script's exit code, negative if a signal ended it."""
         end = time.monotonic() + timeout
         while (code := self._ask({"ended": pid})["code"]) is None:
