@@ -11,8 +11,6 @@ table, and exits 1 unless all are right.
 """
 
 import argparse
-import collections
-import ctypes
 import json
 import os
 import random
@@ -20,18 +18,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from flip import Fault, flipping, judge, places, share_of
 from rich.console import Console
 from rich.table import Table
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fpdiff
 from fpdiff.examples.train_gpt import GPT
@@ -39,98 +37,9 @@ from fpdiff.examples.train_gpt import GPT
 RANKS = 2
 STEPS = 3
 PHASES = ("forward", "backward", "optimizer", "collective")
-MADE = ("result", "written", "received")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One bit to flip, and what fpdiff must say of it.
-
-    `nth` counts the calls of the op from the rank's first module call on.
-    """
-
-    rank: int
-    nth: int
-    op: str
-    kind: str
-    slot: str
-    step: int
-    phase: str
-    module: str
-    occurrence: int
-
-
-class Flip(TorchDispatchMode):
-    """Flips a bit of the first element of what one call of an op made."""
-
-    def __init__(self, fault: Fault | None) -> None:
-        """Take the fault of this rank, None to do nothing."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.fault = fault
-        self.is_counting = False
-        self.calls = 0
-        self.landing: dict[int, bool] = {}  # by address, whether to flip a bit there
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an op; if it is the one, flip the bit."""
-        result = func(*args, **(kwargs or {}))
-        fault = self.fault
-        if any(kind.__module__.startswith("torch._subclasses") for kind in types):
-            return result  # A tracer at work on shapes: nothing is recorded of it.
-        if str(func) == "aten.copy_.default" and args[0].data_ptr() in self.landing:
-            # The wait for a reduce-scatter, with gloo: its output is there only now.
-            if self.landing.pop(args[0].data_ptr()):
-                flip(args[0])
-            return result
-        if str(func).startswith("_c10d_functional.wait_tensor"):
-            if self.landing.pop(args[0].data_ptr(), False):
-                flip(args[0])
-            return result
-        if "reduce_scatter" in str(func) or func.namespace == "_c10d_functional":
-            output = args[0] if func.namespace == "c10d" else result
-            self.landing[output.data_ptr()] = False
-            if fault is not None and self.is_counting and str(func) == fault.op:
-                self.landing[output.data_ptr()] = fault.nth == self.calls
-                self.calls += 1
-            return result
-        if fault is not None and self.is_counting and str(func) == fault.op:
-            if self.calls == fault.nth:
-                flip(_made(func, args, kwargs or {}, result, fault))
-            self.calls += 1
-        return result
-
-
-def flip(tensor: torch.Tensor) -> None:
-    """Flip a bit of a tensor's first element, of a weight that rounding does not swallow."""
-    # By address, so that no op and no version counter shows it.
-    ctypes.c_uint8.from_address(tensor.data_ptr() + 1).value ^= 1
-
-
-def _made(func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, fault: Fault) -> torch.Tensor:
-    """Return the tensor that an event is of."""
-    if func.namespace == "c10d":  # Not there before the wait; a test double may wait.
-        works = [r for r in (result if isinstance(result, tuple) else (result,)) if _is_work(r)]
-        for work in works:
-            distributed.Work.unbox(work).wait()
-    name, *path = fault.slot.split(".")
-    names = [argument.name for argument in func._schema.arguments]
-    if fault.kind != "result" and name in names:
-        value: Any = (dict(zip(names, args, strict=False)) | kwargs)[name]
-    else:
-        value = result if isinstance(result, tuple) else (result,)
-    for index in path:
-        value = value[int(index)]
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
-def _is_work(value: Any) -> bool:
-    return isinstance(value, torch.ScriptObject) and "Work" in str(value._type())
-
-
-def train(model_kind: str, mode: Flip) -> None:
+def train(model_kind: str) -> None:
     """Train a small GPT for a few steps."""
     torch.manual_seed(0)
     model: Any = GPT(64, context=16, d_model=32, layers=2, heads=2)
@@ -144,7 +53,6 @@ def train(model_kind: str, mode: Flip) -> None:
     generator = torch.Generator().manual_seed(distributed.get_rank())
     for _ in range(STEPS):
         tokens = torch.randint(64, (2, 17), generator=generator)
-        mode.is_counting = True
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -160,74 +68,12 @@ def work(model_kind: str, folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
         text = json.loads(path.read_text())
         fault = Fault(**text) if text else None
-        mode = Flip(fault if fault is not None and fault.rank == rank else None)
+        own = fault if fault is not None and fault.rank == rank else None
         distributed.barrier()
-        with mode, fpdiff.record(path.with_suffix(".run"), level="op"):
-            train(model_kind, mode)
+        with flipping(own), fpdiff.record(path.with_suffix(".run"), level="op"):
+            train(model_kind)
         distributed.barrier()
     distributed.destroy_process_group()
-
-
-def places(run: Path) -> list[Fault]:
-    """Return every place of a recorded run where a bit can be flipped."""
-    found = []
-    for rank, record in fpdiff.open_run(run).ranks.items():
-        sites = {row["site"]: row for row in record.sites().to_pylist()}
-        counts: collections.Counter[str] = collections.Counter()
-        nth: dict[tuple[Any, ...], int] = {}
-        for step in range(STEPS):
-            for event in record.events(step).to_pylist():
-                site = sites[event["site"]]
-                if site["op"] is None or site["kind"] == "uninitialised":
-                    continue
-                names = ("phase", "module", "call", "op", "members", "occurrence")
-                key = (step, event["microbatch"], *(site[name] for name in names))
-                if key not in nth:
-                    nth[key] = counts[site["op"]]
-                    counts[site["op"]] += 1
-                # Integers say which bucket is which: another one ends the program.
-                is_float = site["dtype"].startswith(("float", "bfloat"))
-                if site["kind"] not in MADE or 0 in site["shape"] or not is_float:
-                    continue
-                found.append(
-                    Fault(
-                        rank,
-                        nth[key],
-                        site["op"],
-                        site["kind"],
-                        site["slot"],
-                        step,
-                        site["phase"],
-                        site["module"],
-                        site["occurrence"],
-                    )
-                )
-    return found
-
-
-def share_of(fault: Fault) -> str:
-    """Return which of PHASES a fault counts under."""
-    return "collective" if fault.op.startswith(("c10d.", "_c10d")) else fault.phase
-
-
-def judge(a: Path, b: Path, fault: Fault) -> tuple[str, str]:
-    """Compare a faulty run with the untouched one; return what came of it, and the details."""
-    verdict = fpdiff.compare(a, b)
-    if verdict.verdict != "diverged":
-        return "missed", verdict.summary
-    if len(verdict.origins) != 1:
-        return "more than one origin", "; ".join(o.summary for o in verdict.origins[:4])
-    origin = verdict.origins[0]
-    for name in ("rank", "step", "phase", "module", "op", "occurrence"):
-        if getattr(origin, name) != getattr(fault, name):
-            return f"another {name}", origin.summary
-    if share_of(fault) == "collective" and origin.class_ != "collective":
-        return "another class", origin.class_
-    receivers = {receiver.rank for receiver in verdict.receivers}
-    differing = {row.rank for row in verdict.rank_steps} - {fault.rank}
-    if receivers != differing:
-        return "another receiver", f"{receivers} instead of {differing}"
-    return "exact", origin.class_
 
 
 def run_ranks(model_kind: str, folder: Path) -> None:

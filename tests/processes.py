@@ -17,6 +17,7 @@ import fpdiff
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS / "programs"
+BENCH = TESTS.parent / "bench"
 TRAIN_GPT = Path(fpdiff.__file__).parent / "examples" / "train_gpt.py"
 TINY = PROGRAMS / "train_tiny.py"
 
@@ -169,7 +170,7 @@ class Preloaded:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env=environment({"PYTHONPATH": BENCH}),
         )
         self._lock = threading.Lock()
 
@@ -180,18 +181,22 @@ class Preloaded:
         output: Path,
         env: Mapping[str, object] | None = None,
         record: dict[str, Any] | None = None,
+        watch: Path | None = None,
+        fault: dict[str, Any] | None = None,
     ) -> int:
-        """Start a script and return its pid; `record` holds the arguments of fpdiff.record."""
+        """Start a script and return its pid; see programs/preloaded.py for the rest."""
         request = {
             "script": str(script),
             "argv": [str(word) for word in argv],
             "env": {name: str(value) for name, value in (env or {}).items()},
             "output": str(output),
             "record": record,
+            "watch": None if watch is None else str(watch),
+            "fault": fault,
         }
         return int(self._ask(request)["pid"])
 
-    def wait(self, pid: int, timeout: float = 60) -> int:
+    def wait(self, pid: int, timeout: float = 150) -> int:
         """Return a script's exit code, negative if a signal ended it."""
         end = time.monotonic() + timeout
         while (code := self._ask({"ended": pid})["code"]) is None:
@@ -211,8 +216,9 @@ class Preloaded:
         *argv: object,
         output: Path,
         env: Mapping[str, object] | None = None,
-        record: dict[str, Any] | None = None,
         num_ranks: int = 2,
+        fault: dict[str, Any] | None = None,
+        **how: Any,
     ) -> str:
         """Run a script as all ranks of a job, as torchrun would; return what they printed."""
         with socket.socket() as free:
@@ -228,7 +234,7 @@ class Preloaded:
                 *argv,
                 output=text,
                 env={**(env or {}), **job, "RANK": rank, "LOCAL_RANK": rank},
-                record=record,
+                **(how | {"fault": fault if fault and fault["rank"] == rank else None}),
             )
             for rank, text in enumerate(outputs)
         ]

@@ -21,6 +21,7 @@ scopes       the stack of running module calls
 modules      module hooks: batch, inputs, outputs
 backward     losses, gradients of module outputs and parameters
 optimizer    gradients as the optimizer sees them, and what it made of them
+optimizing   which optimizer is at work
 state        everything that a step starts from
 discovery    finds optimizers, scalers and modules that no hook has shown
 identity     a table keyed by live objects
@@ -33,6 +34,8 @@ opvalues     the tensors and other values that an operator is given and returns
 opcall       one call of an operator
 kernels      kernels that Triton launches, at rung kernel
 tritonpath   where Triton launches a kernel
+inductor     compiled code, which is left opaque
+rehearsal    what is run only to learn shapes, and not recorded
 writers      which events wrote the memory that an operator reads
 prelude      operators between two steps, until it is known to which they belong
 nodes        which module call an autograd node comes from

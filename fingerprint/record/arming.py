@@ -9,7 +9,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from fpdiff.fingerprint.record import current, tritonpath
+from fpdiff.fingerprint.record import current, inductor, rehearsal, tritonpath
 from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.handles import HandleWatch
 from fpdiff.fingerprint.record.kernels import KernelRecorder
@@ -56,10 +56,13 @@ def arm(settings: Settings) -> Callable[[], None]:
     clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
     script = current.script = ScriptCalls(recorder)
     end_ops = _watch_ops(OpRecorder(recorder, gradients)) if recorder.collectives else None
+    ends = [rehearsal.pause_in(recorder), inductor.look_away(recorder)]
 
     def disarm() -> None:
         if end_ops is not None:
             end_ops()
+        for end in ends:
+            end()
         for handle in handles:
             handle.remove()
         gradients.remove()

@@ -15,6 +15,7 @@ import torch
 from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
 from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.names import below
+from fpdiff.fingerprint.record.nodes import accumulated_leaf
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
@@ -54,6 +55,7 @@ class GradientHooks:
                 return engine(tensors, *args, **kwargs)
             finally:
                 self.makes_graph = outer
+                self.end_pass(accumulates)
 
         return watched
 
@@ -71,6 +73,16 @@ class GradientHooks:
         if accumulates:
             for index, tensor in enumerate(tensors):
                 self._loss(index, tensor)
+
+    @observing
+    def end_pass(self, accumulates: bool) -> None:
+        """End an outermost pass; what it returned, the program may compute with."""
+        recorder = self.recorder
+        if torch._C._current_graph_task_id() != -1 or not recorder.has_begun():
+            return
+        if not accumulates and recorder.continues():
+            recorder.root_outputs.extend(range(recorder.backward_first_seq, recorder.next_seq()))
+        recorder.optimizer.resume()
 
     def _loss(self, index: int, tensor: Any) -> None:
         recorder = self.recorder
@@ -195,6 +207,9 @@ class GradientHooks:
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Record a parameter's gradient as accumulated on this rank, before any reduction."""
         recorder = self.recorder
+        node = torch._C._current_autograd_node()
+        if node is None or accumulated_leaf(node) is not parameter:
+            return  # FSDP calls this when it has reduced the gradient: it is no rank's own.
         if parameter.grad is None or not recorder.touch():
             return
         owner = recorder.state.owner(parameter)

@@ -135,10 +135,23 @@ def _adopt(candidates: list[nn.Module], names: Names, *, is_copy: bool) -> None:
     """Name the outermost of some modules, unless they share a part with a root."""
     inner = {id(part) for m in candidates for part in m.modules() if part is not m}
     own = {id(part) for root in names.roots() for part in root.modules()}
-    for module in candidates:
-        parts = [id(part) for part in module.modules()]
-        if id(module) not in inner and not own.intersection(parts):
-            names.adopt(module, is_copy=is_copy)
+    outermost = [
+        module
+        for module in candidates
+        if id(module) not in inner and not own.intersection(map(id, module.modules()))
+    ]
+    for module in sorted(outermost, key=_looks_like):
+        names.adopt(module, is_copy=is_copy)
+
+
+def _looks_like(module: nn.Module) -> tuple[str, int, int]:
+    """Return what tells modules apart in every run alike.
+
+    The collector knows them in an order that hangs on when it last ran.
+    """
+    parameters = list(module.parameters())
+    writes = sum(p._version for p in parameters if not p.is_inference())
+    return f"{type(module).__module__}.{type(module).__qualname__}", len(parameters), writes
 
 
 def _parameter_order(names: Names) -> dict[int, int]:

@@ -56,8 +56,8 @@ def run(
     if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(
-                f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module on"
-                f" a rank that was asked for; {root} was not kept"
+                f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module"
+                f" outside of compiled code on a rank that was asked for; {root} was not kept"
             )
         return exit_code
     try:

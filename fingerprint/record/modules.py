@@ -43,15 +43,17 @@ class ModuleHooks:
             if scopes.is_running(module):  # A root that calls itself: keep its calls paired.
                 scopes.enter(module, parent)
             return
+        if parent is not None and parent.is_opaque:
+            return
         if recorder.names.is_wrapper(module) or not recorder.touch():
             return
-        if is_compiled(module):
-            recorder.blind_spots["compiled region: what is inside it"] += 1
         scope = self._scope(module, parent)
+        if scope.is_opaque or module._compiled_call_impl is not None:
+            recorder.blind_spots["compiled region: what is inside it"] += 1
         self._note_draw(parent)
         kwargs = _keyword_arguments()
         scope.reads = self._record_arguments(scope, *arguments(args, kwargs))
-        scope.reads += recorder.state.module_reads.get(scope.path, ())
+        scope.reads += recorder.state.read_by(module, scope.path, scope.phase)
         scopes.enter(module, scope)
         if recorder.ops:
             recorder.nodes.mark(scope)
@@ -85,7 +87,7 @@ class ModuleHooks:
         recorder = self.recorder
         if not recorder.begin():
             return False
-        recorder.optimizer_options = None  # An optimizer's step that raised has ended.
+        recorder.optimizer.interrupt()
         recorder.names.adopt(module)
         root = recorder.names.root_of(module)
         if root is not None:
@@ -120,6 +122,7 @@ class ModuleHooks:
             parent=parent,
             recorded=parent is None or recorder.settings.wants_module(path),
             only_passes=type(module).forward is nn.Sequential.forward,
+            is_opaque=is_compiled(module),
         )
 
     def _next_microbatch(self, root: nn.Module) -> int:

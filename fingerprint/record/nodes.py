@@ -61,7 +61,7 @@ class NodeScopes:
         return self._scopes[index] if index >= 0 else None
 
 
-def accumulated(node: torch.autograd.graph.Node) -> torch.Tensor | None:
+def accumulated_leaf(node: torch.autograd.graph.Node) -> torch.Tensor | None:
     """Return the parameter that a node accumulates the gradient of, None for other nodes."""
     if node._sequence_nr() != _LEAF:
         return None

@@ -25,7 +25,7 @@ from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record.backward import GradientHooks
 from fpdiff.fingerprint.record.collectives import CollectiveRecorder
 from fpdiff.fingerprint.record.generators import generator_of
-from fpdiff.fingerprint.record.nodes import accumulated
+from fpdiff.fingerprint.record.nodes import accumulated_leaf
 from fpdiff.fingerprint.record.opcall import Call, RunningCalls
 from fpdiff.fingerprint.record.opschema import OpSchema, describe
 from fpdiff.fingerprint.record.opvalues import Argument, results, shown, split
@@ -72,7 +72,7 @@ class OpMode(TorchDispatchMode):
         for kind in types:
             if kind.__module__.startswith("torch._subclasses"):
                 return func(*args, **kwargs)  # A tracer's own tensors have no data.
-            if _has_own_ops(kind):
+            if has_own_ops(kind):
                 return NotImplemented
         call = ops.before(func, args, kwargs)
         if call is None:
@@ -86,7 +86,7 @@ class OpMode(TorchDispatchMode):
 
 
 @cache
-def _has_own_ops(kind: type) -> bool:
+def has_own_ops(kind: type) -> bool:
     """Return whether a tensor's class runs operators in a way of its own."""
     handler = getattr(kind, "__torch_dispatch__", None)
     return handler not in (None, torch._C._disabled_torch_dispatch_impl)
@@ -200,7 +200,7 @@ class OpRecorder:
                 Point(scope.phase, "", scope.path, scope.module_class, scope.call, "", schema.name),
                 scope.microbatch,
             )
-        if recorder.optimizer_options is not None:
+        if recorder.optimizer.options is not None:
             module = self._module_of(tensors[0][3]) if tensors and tensors[0][2] is None else ""
             return Point("optimizer", "", module, "", 0, "", schema.name), recorder.microbatch
         microbatch = 0 if recorder.between_steps else recorder.microbatch
@@ -212,7 +212,7 @@ class OpRecorder:
         node = torch._C._current_autograd_node()
         if node is None:
             return Point("backward", "", "", "", 0, "", schema.name), microbatch
-        leaf = accumulated(node)
+        leaf = accumulated_leaf(node)
         if leaf is not None:
             return Point("backward", "", self._module_of(leaf), "", 0, "", schema.name), microbatch
         scope = recorder.nodes.scope_of(node)
@@ -304,8 +304,8 @@ class OpRecorder:
         recorder = self.recorder
         slot, digest, value = self._told(others)
         reads = recorder.numbers[-_MAX_NUMBERS:]
-        if call.point.phase == "optimizer" and recorder.optimizer_options:
-            reads = [*recorder.optimizer_options, *reads]
+        if call.point.phase == "optimizer" and recorder.optimizer.options:
+            reads = [*recorder.optimizer.options, *reads]
         if (node := torch._C._current_autograd_node()) is not None:
             reads = [*recorder.nodes.arguments_of(node), *reads]
         place = call.place
@@ -428,7 +428,7 @@ class OpRecorder:
             return "backward", self.gradients.microbatch
         if scope is not None:
             return scope.phase, scope.microbatch
-        if recorder.optimizer_options is not None:
+        if recorder.optimizer.options is not None:
             return "optimizer", recorder.microbatch
         return "other", 0 if recorder.between_steps else recorder.microbatch
 

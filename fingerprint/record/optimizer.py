@@ -23,13 +23,20 @@ class OptimizerHooks:
         """Record the gradients that the step is going to use."""
         recorder = self.recorder
         self._gradients = {}
+        closes = _has_closure(args, kwargs)
         if not recorder.has_begun():
+            if closes:  # Which may run the first module.
+                recorder.state.discovery.note_step(optimizer, recorder.step)
+                recorder.optimizer.begin(optimizer, works=False)
             return
         recorder.state.discovery.note_step(optimizer, recorder.step)
         if recorder.continues():
-            recorder.join_prelude()
-            recorder.optimizer_options = recorder.state.options_of(optimizer)
-        if recorder.continues() and not _has_closure(args, kwargs):
+            # A closure begins a step like any forward, and the optimizer's own work comes after it.
+            is_due = not (closes and recorder.boundary_due)
+            if is_due:
+                recorder.join_prelude()
+            recorder.optimizer.begin(optimizer, works=is_due)
+        if recorder.continues() and not closes:
             self._record_gradients(optimizer)
 
     @observing
@@ -38,7 +45,7 @@ class OptimizerHooks:
     ) -> None:
         """Record the updated parameters and end the step."""
         recorder = self.recorder
-        recorder.optimizer_options = None
+        recorder.optimizer.end()
         if not recorder.has_begun():
             return
         if recorder.continues():

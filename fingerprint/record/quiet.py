@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+_dynamo: Any = torch._C._dynamo.eval_frame
+_LEAVE_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
+
 
 def observing(
     body: Callable[Concatenate[Any, P], None],
@@ -19,9 +22,10 @@ def observing(
 
     The hook always returns None, since torch takes any other value as a replacement. It does
     nothing while torch compiles or traces (the tests come first and are constants to Dynamo, so
-    nothing of the hook is left in compiled code), nor while nothing records. Inside, torch
-    function modes and subclasses are switched off, so no user code sees the hook's own look-ups,
-    and the ops that the hook itself runs are not taken for the program's.
+    nothing of the hook is left in compiled code), nor while nothing records. Called by code that
+    Dynamo did not compile, between two graphs say, it is no frame to be compiled itself. Inside,
+    torch function modes and subclasses are switched off, so no user code sees the hook's own
+    look-ups, and the ops that the hook itself runs are not taken for the program's.
     An error of ours stops the recording, never the program.
     """
 
@@ -41,4 +45,6 @@ def observing(
             finally:
                 recorder.is_observing = outer
 
+    code: Any = hook
+    _dynamo.set_code_exec_strategy(code.__code__, _LEAVE_ALONE)
     return hook  # type: ignore[return-value]  # A method: it takes self.

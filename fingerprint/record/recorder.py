@@ -22,6 +22,7 @@ from fpdiff.fingerprint.record.dataflow import Producers
 from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.names import Names
 from fpdiff.fingerprint.record.nodes import NodeScopes
+from fpdiff.fingerprint.record.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
@@ -68,7 +69,7 @@ class Recorder:
         self.generator_state = b""
         self.generator_seq = -1  # of the last event that said what a module drew from
         self.rank = 0
-        self.optimizer_options: list[int] | None = None  # of the optimizer that is stepping
+        self.optimizer = RunningOptimizer(self.state)
         # Seqs of events, provisional ones too, for the edges of later ops:
         self.numbers: list[int] = []  # that the program took out of tensors
         self.draws: dict[object, int] = {}  # by generator, the last
@@ -122,7 +123,7 @@ class Recorder:
     @property
     def between_steps(self) -> bool:
         """Whether it is not known yet to which step what runs now belongs."""
-        return (self.boundary_due or not self._open) and self.optimizer_options is None
+        return (self.boundary_due or not self._open) and self.optimizer.options is None
 
     def has_begun(self) -> bool:
         """Return whether a module has run, and this process is a rank of the run."""

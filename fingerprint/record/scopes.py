@@ -28,6 +28,7 @@ class Scope:
     parent: "Scope | None"
     recorded: bool  # in the window of modules
     only_passes: bool  # has no code of its own: an nn.Sequential
+    is_opaque: bool = False  # compiled: no module is recorded inside it
     reads: list[int] = field(default_factory=list)
 
     def all_reads(self) -> list[int]:

@@ -105,6 +105,8 @@ class StateRecorder:
         self._in_use_since = 0
         self._places: IdentityTable[Place] = IdentityTable()
         self._masters: IdentityTable[Place] = IdentityTable()
+        self._versions: IdentityTable[int] = IdentityTable()  # of parameters, when recorded
+        self._rewritten: dict[int, int] = {}  # seqs of those that the step has written since
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -117,6 +119,8 @@ class StateRecorder:
         self._option_seqs.clear()
         self._masters.clear()  # They are named by their place among others.
         self._recorded.clear()
+        self._versions.clear()
+        self._rewritten.clear()
         self._settled = False
         for root in self._roots_in_use():
             self.record_root(root)
@@ -205,7 +209,38 @@ class StateRecorder:
         if seq is None:
             return []
         self.parameter_seqs[id(parameter)] = seq
+        if not parameter.is_inference():
+            self._versions.put(parameter, parameter._version)
         return [seq]
+
+    def read_by(self, module: nn.Module, path: str, phase: str) -> list[int]:
+        """Return the seqs of the state that a call of a module starts from.
+
+        A closure's optimizer, or one that looks ahead, writes parameters in the middle of a step:
+        those are recorded again, as made from what the last backward pass left.
+        """
+        reads = self.module_reads.get(path, [])
+        for name, parameter in module._parameters.items():
+            version = self._versions.get(parameter)
+            if parameter is None or version is None:
+                continue
+            if version != parameter._version:
+                self._versions.put(parameter, parameter._version)
+                self._rewrite(
+                    Point(phase, "rewrite", path, type(module).__name__, 0, name), parameter
+                )
+            if (seq := self._rewritten.get(id(parameter))) is not None:
+                reads = [*reads, seq]
+        return reads
+
+    def _rewrite(self, point: Point, parameter: torch.Tensor) -> None:
+        recorder = self.recorder
+        span = recorder.next_seq() - recorder.backward_first_seq
+        seq = recorder.emit_tensor(
+            point, parameter, reads=[self.parameter_seqs[id(parameter)]], span=span
+        )
+        if seq is not None:
+            self._rewritten[id(parameter)] = seq
 
     def owner(self, parameter: torch.Tensor) -> tuple[str, str] | None:
         """Return (module path, name) of a parameter of a known module, or None."""

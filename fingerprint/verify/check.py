@@ -81,7 +81,7 @@ def verify(
             torch steps in it.
     """
     say("without the recorder")
-    bare = _execute(command, folder / "watched-bare")
+    bare = _read(_execute(command, folder / "watched-bare"))
     if not any(bare.values()):
         raise RecordError(
             f"{command[0]!r} ended without a step of a torch.optim optimizer: there are no"
@@ -96,7 +96,7 @@ def verify(
         what = f"the command exits with {code} when it is recorded, and with 0 when not"
         different: Difference | None = Difference(rank=None, step=None, parameter=None, what=what)
     else:
-        different = _difference(bare, _read(watched), folder / "recorded")
+        different = first_difference(folder / "watched-bare", watched, folder / "recorded")
     valid = Verification(
         verdict="valid",
         summary="",
@@ -108,7 +108,8 @@ def verify(
     if different is None:
         return replace(valid, summary=_unchanged(valid))
     say("without the recorder once more, since something differs")
-    again = _difference(bare, _execute(command, folder / "watched-again"), folder / "recorded")
+    watched = _execute(command, folder / "watched-again")
+    again = first_difference(folder / "watched-bare", watched, folder / "recorded")
     if again is not None:
         what = f"two executions without the recorder differ as well: {again.what}"
         return replace(valid, verdict="unknown", summary=what, difference=again)
@@ -123,12 +124,12 @@ def _unchanged(valid: Verification) -> str:
     )
 
 
-def _execute(command: list[str], folder: Path) -> Watched:
+def _execute(command: list[str], folder: Path) -> Path:
     folder.mkdir()
     code = launcher.execute(command, {WATCH_VARIABLE: str(folder)})
     if code:
         raise RecordError(f"{command[0]!r} exits with {code} without the recorder: mend that first")
-    return _read(folder)
+    return folder
 
 
 def _read(folder: Path) -> Watched:
@@ -140,8 +141,15 @@ def _read(folder: Path) -> Watched:
     }
 
 
-def _difference(a: Watched, b: Watched, run: Path) -> Difference | None:
-    """Return the first difference between two executions: of the least step, then rank."""
+def first_difference(bare: Path, watched: Path, run: Path) -> Difference | None:
+    """Return the first difference between two executions: of the least step, then rank.
+
+    Args:
+        bare: the folder that one left its digests in.
+        watched: that of the other.
+        run: a record of one, for the parameters' names.
+    """
+    a, b = _read(bare), _read(watched)
     if a.keys() != b.keys():
         what = f"ranks {sorted(a)} step an optimizer in one execution, {sorted(b)} in the other"
         return Difference(rank=None, step=None, parameter=None, what=what)

@@ -16,7 +16,7 @@ from processes import (
     run,
 )
 
-ZOO = PROGRAMS / "zoo.py"
+ZOO = PROGRAMS / "works_with" / "zoo.py"
 CASES = re.findall(r"^def case_(\w+)", ZOO.read_text(), re.MULTILINE)
 MODES = {
     "step": ("--level", "step"),

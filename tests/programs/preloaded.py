@@ -2,12 +2,14 @@
 
 Arguments are names of further modules to import.
 
-Each line of stdin is a request. {"script", "argv", "env", "output", "record"}: run a script with
-that environment added and its stdout and stderr in the file `output`; `record`, if not null, holds
-the arguments of `fpdiff.record`, which then watches it. The answer is {"pid"}. {"ended": pid} asks
-for {"code"}, which is null while it runs.
+Each line of stdin is a request. {"script", "argv", "env", "output", "record", "watch", "fault"}: run
+a script with that environment added and its stdout and stderr in the file `output`; `record`, if
+not null, holds the arguments of `fpdiff.record`, which then watches it; `watch` a folder for the
+digests that `fpdiff verify` compares; `fault` the bit to flip below the recorder. The answer is
+{"pid"}. {"ended": pid} asks for {"code"}, which is null while it runs.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -16,10 +18,14 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+
+from flip import Fault, flipping
 
 import fpdiff
 from fpdiff.fingerprint.record import inline  # noqa: F401  # What fpdiff.record imports.
+from fpdiff.fingerprint.record.watch import watch
 
 
 def run_script(request: dict[str, Any]) -> int:
@@ -29,10 +35,15 @@ def run_script(request: dict[str, Any]) -> int:
     os.dup2(output, 2)
     os.environ.update(request["env"])
     sys.argv = [request["script"], *request["argv"]]
+    sys.path.insert(0, str(Path(request["script"]).parent))
     try:
         with ExitStack() as stack:
+            if request["fault"] is not None:
+                stack.enter_context(flipping(Fault(**request["fault"])))
             if request["record"] is not None:
                 stack.enter_context(fpdiff.record(**request["record"]))
+            if request["watch"] is not None:
+                watch(request["watch"])
             runpy.run_path(request["script"], run_name="__main__")
     except SystemExit as end:
         return int(end.code or 0)
@@ -48,6 +59,7 @@ def run_script(request: dict[str, Any]) -> int:
 def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.freeze()  # What a fork shares, and neither collects nor searches.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What is printed by accident must not be taken for an answer.
     running = set()

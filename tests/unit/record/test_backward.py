@@ -235,6 +235,11 @@ def test_a_gradient_penalty_is_two_passes(run: Path) -> None:
     assert len(events.pick(kind="loss")) == 1
     # The last bias has no part in the penalty.
     assert len(events.pick(kind="local_gradient")) == 3
+    # The penalty was computed from what the first pass left.
+    loss = events.one(kind="loss")
+    gradients = Events(e for e in events.pick(kind="gradient") if e.seq < loss.seq)
+    assert len(gradients) == 3
+    assert {e.seq for e in gradients} <= loss.reads
 
 
 def test_a_gradient_edge_is_a_blind_spot(run: Path) -> None:
@@ -274,6 +279,18 @@ def test_accumulated_gradients_read_what_they_were_added_to(run: Path) -> None:
     assert added[0].seq in added[1].reads and added[1].seq in added[2].reads
     reduced = events.one(kind="reduced_gradient", module="0", slot="grad.weight")
     assert reduced.digest == added[2].digest and added[2].seq in reduced.reads
+
+
+def test_a_reduced_gradient_is_no_ranks_own(run: Path) -> None:
+    """FSDP runs the hooks of a parameter when it has reduced the gradient."""
+    model = mlp()
+    with recorded(run) as events:
+        train(model, steps=1)
+        model(X).sum().backward()
+        for parameter in model.parameters():
+            for hook in parameter._post_accumulate_grad_hooks.values():
+                hook(parameter)
+    assert len(events.pick(step=1, kind="local_gradient")) == 4
 
 
 def test_a_tied_weight_has_one_gradient(run: Path) -> None:

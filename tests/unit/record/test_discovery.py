@@ -1,11 +1,14 @@
+import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from recorded import hide_the_past
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from fpdiff.fingerprint.record.discovery import Discovery
 from fpdiff.fingerprint.record.names import Names
@@ -56,6 +59,26 @@ def test_an_optimizer_that_rests_is_not_in_use_and_keeps_its_number() -> None:
     assert discovery.optimizers(1) == [(1, second)]
     discovery.note_step(first, 2)
     assert discovery.optimizers(1) == [(0, first), (1, second)]
+
+
+def test_copies_are_named_alike_in_whatever_order_the_collector_knows_them() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    makers: list[Callable[[], nn.Module]] = [
+        lambda: copy.deepcopy(model),
+        lambda: AveragedModel(model),
+        lambda: nn.ModuleDict({"teacher": copy.deepcopy(model)}),
+    ]
+    labels = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        copies = []
+        for index in order:
+            copies.append(makers[index]())
+            gc.collect()
+        _, names = look(model)
+        labels.append([names.path(root, "") for root in names.roots()])
+        del copies
+        gc.collect()
+    assert labels[0] == labels[1] == labels[2] and len(labels[0]) == 4
 
 
 def test_what_is_found_is_not_kept_alive() -> None:

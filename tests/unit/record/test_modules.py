@@ -1,6 +1,7 @@
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -409,6 +410,58 @@ def test_a_compiled_model_is_one_opaque_site(run: Path) -> None:
         ("0", "grad.bias"),
         ("0", "grad.weight"),
     ]
+
+
+class Compiled(nn.Module):
+    """A part of it is compiled, in place or not; between its two graphs it runs eagerly."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.first, self.part = nn.Linear(4, 4), Broken()
+        if in_place:
+            self.part.compile(backend="eager")
+        else:
+            compiled: Any = torch.compile(self.part, backend="eager")
+            self.part = compiled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.part(self.first(x))
+        return y
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.a(x)
+        if y.sum() > 1e9:  # Breaks the graph.
+            y = y.relu()
+        y = self.b(y)
+        return y
+
+
+def compiled_counts() -> dict[str, dict[str, int]]:
+    counters = torch._dynamo.utils.counters
+    return {name: dict(counters[name]) for name in ("stats", "frames", "graph_break")}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it.
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_part_is_one_site_and_compiled_as_before(run: Path, in_place: bool) -> None:
+    found = []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = Compiled(in_place=in_place)
+        with recorded(run) if is_recorded else nullcontext(Events()) as events:
+            train(model, steps=2)
+        found.append((compiled_counts(), [p.tolist() for p in model.parameters()]))
+    assert found[0] == found[1] and found[0][0]["stats"]["unique_graphs"]
+    assert events.pick(kind="output", step=1).column("module") == ["first", "part", ""]
+    assert info(run)["blind_spots"] == {"compiled region: what is inside it": 2}
 
 
 # Phases

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,83 @@ def test_a_closure_computes_gradients_inside_the_step(run: Path) -> None:
         assert kinds.index("reduced_gradient") > last
         assert len(events.pick(step=step, kind="loss")) >= 2
     assert {e.step for e in events} == {0, 1}
+
+
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], float]:
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(X).square().mean()
+        loss.backward()
+        return loss.item()
+
+    return closure
+
+
+def test_what_an_optimizer_does_after_its_closure_is_its_own(run: Path) -> None:
+    model = mlp()
+    adam = torch.optim.Adam(model.parameters(), foreach=False)
+    with recorded(run, level="op") as events:
+        for _ in range(3):
+            adam.step(closure_of(model, adam))
+    updates = events.pick(kind="written", op="aten.addcdiv_.default")
+    assert set(updates.names("phase", "module")) == {("optimizer", "0"), ("optimizer", "2")}
+    for step in (0, 1, 2):
+        assert len(updates.pick(step=step)) == 4
+        assert {e.phase for e in events.pick(step=step, op="aten.pow.Tensor_Scalar")} == {
+            "other",
+            "backward",
+        }
+
+
+def test_a_closure_that_raised_is_over(run: Path) -> None:
+    model = mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def broken() -> float:
+        model(X)
+        raise KeyError
+
+    with recorded(run, level="op") as events:
+        with pytest.raises(KeyError):
+            sgd.step(broken)
+        model(X).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+        sgd.step()
+    clips = events.pick(op="aten.mul_.Tensor")
+    assert clips and {e.phase for e in clips} == {"other"}
+
+
+def test_a_parameter_written_in_the_middle_of_a_step_is_recorded_again(run: Path) -> None:
+    """By a closure's optimizer, or one that looks ahead as this one does."""
+    model = mlp()
+
+    def look_ahead(by: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.add_(parameter.grad, alpha=by)
+
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recorded(run) as events:
+        for _ in range(2):
+            model(X).square().mean().backward()
+            look_ahead(0.5)
+            sgd.zero_grad(set_to_none=False)
+            model(X).square().mean().backward()
+            look_ahead(-0.5)
+            sgd.step()
+    for step in (0, 1):
+        rewritten = events.pick(step=step, kind="rewrite")
+        assert sorted(rewritten.names("module", "slot")) == [
+            (module, name) for module in ("0", "2") for name in ("bias", "weight")
+        ]
+        first, second = events.pick(step=step, kind="output", module="0")
+        assert {e.seq for e in rewritten.pick(module="0")} <= second.reads
+        assert not {e.seq for e in rewritten} & first.reads
+        gradients = events.pick(step=step, kind="local_gradient", microbatch=0)
+        assert len(gradients) == 4
+        for event in rewritten:
+            assert {e.seq for e in gradients} <= event.reads
 
 
 def test_masters_that_only_the_optimizer_holds_are_recorded(run: Path) -> None:

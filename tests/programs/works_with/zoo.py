@@ -1,22 +1,19 @@
 """Trains in many ways that an observer could disturb, and prints a checksum of each one's results.
 
-Each case_* function is a way; it returns the tensors that the first checksum is of. The second one
-is of the state of torch's generator. Any warning is an error.
+Each case_* function is a way, see common.py. Any warning is an error.
 """
 
 import copy
 import dataclasses
-import hashlib
 import pickle
-import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo
+from common import STEPS, batch, fit, run_cases, square
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -24,8 +21,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-
-STEPS = 3
 
 
 class Net(nn.Module):
@@ -40,43 +35,23 @@ class Net(nn.Module):
         return result
 
 
-def batch(rows: int = 6, columns: int = 4) -> Tensor:
-    return torch.randn(rows, columns)
-
-
-def square(
-    net: Callable[[Tensor], Tensor], data: Callable[[], Tensor] = batch
-) -> Callable[[], Tensor]:
-    """Return a loss of a net on new data."""
-    return lambda: net(data()).square().mean()
-
-
-def fit(
-    module: nn.Module,
-    loss: Callable[[], Tensor],
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    steps: int = STEPS,
-) -> list[Tensor]:
-    """Train in the usual way; return the losses and the parameters."""
-    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        losses.append(value.detach())
-    return [*losses, *module.parameters()]
-
-
 # Optimizers
 
 
+def case_plain_loop() -> Iterable[Tensor]:
+    net = Net()
+    return fit(net, square(net))
+
+
 def case_adamw() -> Iterable[Tensor]:
-    for kind in ("foreach", "fused", "capturable"):
+    all_options: list[dict[str, Any]] = [
+        {"foreach": False},
+        {"foreach": True},
+        {"fused": True},
+        {"amsgrad": True},
+    ]
+    for options in all_options:
         net = Net()
-        options: dict[str, Any] = {kind: True} if kind != "capturable" else {"amsgrad": True}
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, **options)
         yield from fit(net, square(net), optimizer)
         for state in optimizer.state.values():
@@ -458,10 +433,14 @@ class Checkpointed(nn.Module):
         return result
 
 
-def case_activation_checkpointing() -> Iterable[Tensor]:
-    for reentrant in (False, True):
-        net = Checkpointed(reentrant=reentrant)
-        yield from fit(net, square(net))
+def case_checkpointing() -> Iterable[Tensor]:
+    net = Checkpointed(reentrant=False)
+    return fit(net, square(net))
+
+
+def case_checkpointing_reentrant() -> Iterable[Tensor]:
+    net = Checkpointed(reentrant=True)
+    return fit(net, square(net))
 
 
 def case_double_backward() -> Iterable[Tensor]:
@@ -660,29 +639,5 @@ def _flat(groups: Iterable[dict[str, Any]]) -> Iterator[float]:
         yield from (float(v) for v in group.values() if isinstance(v, (int, float)))
 
 
-def checksum(tensors: Iterable[Tensor]) -> str:
-    found = hashlib.sha1()
-    for tensor in tensors:
-        plain = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + plain.tobytes())
-    return found.hexdigest()
-
-
-def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", ".*torch.jit.script.*is deprecated")  # Torch's own use of it.
-    wanted = sys.argv[1:]
-    for name, case in list(globals().items()):
-        if not name.startswith("case_") or wanted and name.removeprefix("case_") not in wanted:
-            continue
-        torch.manual_seed(len(name))
-        try:
-            found = checksum(list(case()))
-        except Exception as error:  # noqa: BLE001  # The other cases shall run all the same.
-            found = f"failed with {type(error).__name__}: {error}".splitlines()[0]
-        generator = checksum([torch.get_rng_state()])
-        print(f"{name.removeprefix('case_')}: {found} {generator}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(globals())

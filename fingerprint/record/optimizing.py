@@ -1,0 +1,59 @@
+"""Which optimizer is at work, at rung op: what runs is then its own.
+
+An optimizer that is given a closure runs the program's forward and backward in the middle of its
+step, and goes on when they have ended.
+"""
+
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from fpdiff.fingerprint.record.state import StateRecorder
+
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+"""The code that every optimizer's step runs in."""
+
+
+class RunningOptimizer:
+    """The optimizer whose step is running.
+
+    Attributes:
+        options: seqs of its options in this step; None while what runs is not its own.
+    """
+
+    def __init__(self, state: "StateRecorder") -> None:
+        """Start with none."""
+        self.options: list[int] | None = None
+        self._state = state
+        self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
+
+    def begin(self, optimizer: torch.optim.Optimizer, *, works: bool) -> None:
+        """Begin a step; `works` says whether what runs now is the optimizer's."""
+        self._stepping = weakref.ref(optimizer)
+        if works:
+            self.options = self._state.options_of(optimizer)
+
+    def interrupt(self) -> None:
+        """A module runs: in the step's closure, or after a step that raised."""
+        self.options = None
+        if self._stepping is not None and not _is_stepping():
+            self._stepping = None
+
+    def resume(self) -> None:
+        """A backward pass has ended: if it was the closure's, the optimizer goes on."""
+        if self._stepping is not None and (optimizer := self._stepping()) is not None:
+            self.options = self._state.options_of(optimizer)
+
+    def end(self) -> None:
+        """End the step."""
+        self.options = self._stepping = None
+
+
+def _is_stepping() -> bool:
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _STEP:
+        frame = frame.f_back  # type: ignore[assignment]  # None at the bottom.
+    return frame is not None
