@@ -90,7 +90,7 @@ class GradientHooks:
             recorder.blind_spots["backward() called on a gradient edge"] += 1
             return
         view = look(tensor)
-        producer, exact = recorder.producers.find(tensor, view)
+        producer, exact = recorder.producer_of(tensor, view)
         if exact:
             reads: dict[str, Any] = {"reads": [producer]}
         elif recorder.layers and 0 < len(recorder.root_outputs) <= MAX_READS:
@@ -154,7 +154,10 @@ class GradientHooks:
         name = below(scope.path, scope.parent.path) if scope.parent and where else scope.path
         slot = f"grad.{name or 'root'}.{slot}"
         self.microbatch = scope.microbatch
+        view = look(gradient)
+        producer, _ = recorder.producer_of(gradient, view)  # Of a pipeline, the next stage sent it.
         reads = [seq] if step == recorder.step else []
+        reads += [] if producer is None else [producer]
         if where is not None and step == recorder.step:
             reads += where.all_reads()
         if where is None:
@@ -165,6 +168,7 @@ class GradientHooks:
         recorder.emit_tensor(
             point,
             gradient,
+            view,
             follow=False,
             remember=False,
             microbatch=scope.microbatch,

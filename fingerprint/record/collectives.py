@@ -254,7 +254,7 @@ class CollectiveRecorder:
         recorder = self._ops.recorder
         if recorder.between_steps:
             return [], 0
-        producer, exact = recorder.producers.find(tensor, look(tensor))
+        producer, exact = recorder.producer_of(tensor, look(tensor))
         reads = [] if producer is None else [producer]
         if exact:
             return reads, 0

@@ -180,6 +180,8 @@ class HandleWatch:
                 recorder.producers.put(tensor, view, seq)
                 if scope is not None:
                     scope.reads.append(seq)
+                elif recorder.optimizer.options is not None:
+                    recorder.optimizer.received.append(seq)
 
 
 class _Launches(OpMode):

@@ -150,7 +150,7 @@ class ModuleHooks:
             if scope.parent is None:
                 seq = self._record_batch(scope, slot, tensor, view)
             else:
-                seq, exact = recorder.producers.find(tensor, view)
+                seq, exact = recorder.producer_of(tensor, view)
                 if not exact:
                     seq = self._record_fresh(scope, slot, tensor, view, seq)
                 elif recorder.settings.rehash and seq is not None:
@@ -166,7 +166,7 @@ class ModuleHooks:
     ) -> int | None:
         """Record an argument of a root, at each call; it may come from an earlier root's output."""
         recorder = self.recorder
-        producer, exact = recorder.producers.find(tensor, view)
+        producer, exact = recorder.producer_of(tensor, view)
         reads, span = self._reads(recorder.root_outputs if producer is None else [producer])
         seq = recorder.emit_tensor(
             _point(scope, "input", slot),
@@ -224,7 +224,7 @@ class ModuleHooks:
     def _record_output(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
         recorder = self.recorder
         view = look(tensor)
-        producer, exact = recorder.producers.find(tensor, view)
+        producer, exact = recorder.producer_of(tensor, view)
         if not recorder.layers or not scope.recorded:
             return producer
         # An output that a child (or the caller) already made is passed on, not computed here.

@@ -22,17 +22,20 @@ class RunningOptimizer:
 
     Attributes:
         options: seqs of its options in this step; None while what runs is not its own.
+        received: seqs of what its collectives left, where ops are not recorded.
     """
 
     def __init__(self, state: "StateRecorder") -> None:
         """Start with none."""
         self.options: list[int] | None = None
+        self.received: list[int] = []
         self._state = state
         self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
     def begin(self, optimizer: torch.optim.Optimizer, *, works: bool) -> None:
         """Begin a step; `works` says whether what runs now is the optimizer's."""
         self._stepping = weakref.ref(optimizer)
+        self.received = []
         if works:
             self.options = self._state.options_of(optimizer)
 

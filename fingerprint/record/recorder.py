@@ -362,6 +362,18 @@ class Recorder:
         index = seq - self._columns.first_seq
         return bytes(self._columns.digests[16 * index : 16 * index + 16]) if index >= 0 else None
 
+    def producer_of(self, tensor: torch.Tensor, view: PlainView | None) -> tuple[int | None, bool]:
+        """Return the event that a tensor comes from, see `Producers.find`.
+
+        Where ops are not recorded, that may also be what a collective left before the step began.
+        """
+        found = self.producers.find(tensor, view)
+        if found[0] is None and view is not None and not self.ops:
+            seq = self.writers.last_seq(view)
+            if seq is not None and seq < FIRST:
+                return seq, False
+        return found
+
     def emit(
         self,
         point: Point,

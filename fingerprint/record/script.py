@@ -56,7 +56,7 @@ class ScriptCalls:
             warn(f"mark({name!r}) is ignored: not a tensor", stacklevel=4)
             return
         view = look(tensor)
-        seq, exact = recorder.producers.find(tensor, view)
+        seq, exact = recorder.producer_of(tensor, view)
         reads = [seq] if seq is not None else []
         span = 0 if exact else recorder.num_step_events()
         point = Point("other", "mark", "", "", 0, name)

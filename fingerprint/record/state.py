@@ -20,6 +20,7 @@ from fpdiff.fingerprint.record import generators
 from fpdiff.fingerprint.record.containers import tensors_in
 from fpdiff.fingerprint.record.discovery import Discovery
 from fpdiff.fingerprint.record.identity import IdentityTable
+from fpdiff.fingerprint.record.scopes import MAX_READS
 from fpdiff.fingerprint.record.sitetable import Point
 
 if TYPE_CHECKING:
@@ -291,8 +292,13 @@ class StateRecorder:
                 for key, point, _ in place.kept(entries):
                     seqs += self._value(point, entries[key])
 
-    def _value(self, point: Point, value: Any, reads: Sequence[int] = ()) -> list[int]:
-        """Emit a tensor, a plain value, or the tensors in a container; return their seqs."""
+    def _value(
+        self, point: Point, value: Any, reads: Sequence[int] = (), first: int | None = None
+    ) -> list[int]:
+        """Emit a tensor, a plain value, or the tensors in a container; return their seqs.
+
+        They have read `reads`, and everything since the event `first`.
+        """
         recorder = self.recorder
         if isinstance(value, torch.Tensor):
             found = [(point, value)]
@@ -313,6 +319,7 @@ class StateRecorder:
                 value=point.kind != "optimizer_state",
                 follow=False,
                 reads=reads,
+                span=0 if first is None else recorder.next_seq() - first,
             )
             if seq is not None:
                 seqs.append(seq)
@@ -367,18 +374,27 @@ class StateRecorder:
             optimizer: the one that has stepped.
             gradients: seqs of the gradients it saw, by id of the parameter.
         """
+        received, first = self.recorder.optimizer.received, None
+        if len(received) > MAX_READS:
+            received, first = [], received[0]
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 reads = self.reads_of(parameter)
                 if (gradient := gradients.get(id(parameter))) is not None:
                     reads.append(gradient)
+                reads += received
                 place = self.place(optimizer, parameter)
                 self.recorder.emit_tensor(
-                    place.updated, parameter, trust=False, follow=False, reads=reads
+                    place.updated,
+                    parameter,
+                    trust=False,
+                    follow=False,
+                    reads=reads,
+                    span=0 if first is None else self.recorder.next_seq() - first,
                 )
                 if (entries := optimizer.state.get(parameter)) is not None:
                     for key, _, point in place.kept(entries):
-                        self._value(point, entries[key], reads)
+                        self._value(point, entries[key], reads, first)
 
 
 def _plain(value: Any) -> bytes | None:

@@ -219,6 +219,16 @@ class Writers:
             for w in latest
         )
 
+    def last_seq(self, view: PlainView) -> int | None:
+        """Return the last event that wrote any of a tensor's bytes, as far as is known."""
+        memory = self._storages.get(view.storage)
+        if memory is None:
+            return None
+        start, end = _range(view)
+        return next(
+            (w.seq for w in reversed(memory.writes) if w.start < end and start < w.end), None
+        )
+
     def is_in_flight(self, view: PlainView) -> bool:
         """Return whether nothing has read what a collective leaves in a tensor's bytes."""
         memory = self._storages.get(view.storage)
