@@ -125,7 +125,7 @@ def digest_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
         raise Undigestible("meta tensor" if tensor.is_meta else "freed storage")
     copy = tensor if view.is_on_host else _to_host(tensor)
     try:
-        copy = _row_major(copy)
+        copy = row_major(copy)
     except NotImplementedError as error:  # A conjugate and negative view of complex32, say.
         raise Undigestible(f"no copy kernel for {copy.dtype}") from error
     return xxhash.xxh3_128_digest(memory(copy, copy.nbytes))
@@ -150,8 +150,11 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().cpu()
 
 
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a row-major copy; through integers, since not every dtype has a copy kernel."""
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a row-major copy as integers of the element size: not every dtype has a copy kernel.
+
+    It is the tensor itself, as integers, where that is row-major already.
+    """
     with torch._C._DisableTorchDispatch():
         tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
