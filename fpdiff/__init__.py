@@ -57,6 +57,7 @@ def record(
     modules: str = "",
     ranks: str = "",
     stats: bool = False,
+    digest: str = "xxh3-128",
     rehash: bool = False,
     first_step: int = 0,
     force: bool = False,
@@ -72,6 +73,7 @@ def record(
         modules: regular expression searched for in module paths; all modules if empty.
         ranks: window such as "0,3-5"; all ranks if empty.
         stats: record l2, absmax and nonfinite count too.
+        digest: "xxh3-128", or "mix128" which devices compute.
         rehash: notice arguments that were changed behind the dispatcher's back.
         first_step: number of the first step.
         force: replace an existing run.
@@ -90,6 +92,7 @@ def record(
         modules=modules,
         ranks=parse_ranks(ranks),
         stats=stats,
+        digest=digest,
         rehash=rehash,
         first_step=first_step,
     )

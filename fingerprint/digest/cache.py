@@ -9,7 +9,8 @@ goes past the counter *and* past the sample is missed until the next counted wri
 
 import torch
 
-from fpdiff.fingerprint.digest.host import PlainView, digest, digest_plain, memory
+from fpdiff.fingerprint.digest.algorithms import ALGORITHMS, Algorithm
+from fpdiff.fingerprint.digest.host import PlainView, digest, memory
 from fpdiff.fingerprint.digest.storages import StorageTable
 
 SMALL_BYTES = 64 << 10
@@ -23,8 +24,10 @@ _Known = dict[tuple[object, ...], tuple[int, bytes, bytes]]  # where -> version,
 class DigestCache:
     """Digests tensors, remembering the larger ones for as long as their storages live."""
 
-    def __init__(self) -> None:
+    def __init__(self, algorithm: Algorithm = ALGORITHMS["xxh3-128"]) -> None:
         """Start with nothing known."""
+        self.of_memory = algorithm.of_memory
+        self._of_plain = algorithm.of_plain
         self._storages: StorageTable[_Known] = StorageTable()
 
     def digest(
@@ -47,11 +50,11 @@ class DigestCache:
             Undigestible: see `host.digest`.
         """
         if view is None:
-            return digest(tensor)
+            return digest(tensor, self._of_plain)
         if view.extent_bytes <= SMALL_BYTES or not view.is_on_host or not view.has_memory:
-            return digest_plain(tensor, view)
+            return self._of_plain(tensor, view)
         if not remember or tensor.is_inference():  # Which has no version counter.
-            return digest_plain(tensor, view)
+            return self._of_plain(tensor, view)
         known = self._storages.get(view.storage)
         if known is None:
             known = {}
@@ -60,7 +63,7 @@ class DigestCache:
         before = known.get(view.where)
         if trust and before is not None and before[0] == version and before[1] == sample:
             return before[2]
-        result = digest_plain(tensor, view)
+        result = self._of_plain(tensor, view)
         known[view.where] = (version, sample, result)
         return result
 

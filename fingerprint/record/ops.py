@@ -290,7 +290,11 @@ class OpRecorder:
     def _rehash(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> None:
         """Record a tensor that is no longer what the ops that wrote it left."""
         recorder = self.recorder
-        if not recorder.writers.rewritten(view, lambda a, b: _digest_range(view, a, b)):
+        of_memory = recorder.cache.of_memory
+        storage = view.storage
+        if not recorder.writers.rewritten(
+            view, lambda start, end: of_memory(memory_range(storage, start, end))
+        ):
             return
         digest = self.digest(tensor, view)
         if digest is not None:
@@ -465,7 +469,3 @@ class OpRecorder:
             reads,
             earlier,
         )
-
-
-def _digest_range(view: PlainView, start: int, end: int) -> bytes:
-    return digest_bytes(memory_range(view.storage, start, end))

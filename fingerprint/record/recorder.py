@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fpdiff.fingerprint.digest.algorithms import ALGORITHMS
 from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
 from fpdiff.fingerprint.digest.stats import statistics
@@ -55,7 +56,7 @@ class Recorder:
         self.producers = Producers()
         self.writers = Writers()
         self.nodes = NodeScopes()
-        self.cache = DigestCache()
+        self.cache = DigestCache(ALGORITHMS[settings.digest])
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
         self.step = settings.first_step

@@ -87,15 +87,11 @@ def _mixed(value, position):
     spread ^= (value >> _R0) | (value << (64 - _R0))
     spread ^= (value >> _R1) | (value << (64 - _R1))
     keys = position + 1
-    return _chain(spread ^ (keys * _G0), _M00, _M01), _chain(spread + keys * _G1, _M10, _M11)
-
-
-@triton.jit
-def _chain(word, first: tl.constexpr, second: tl.constexpr):
-    word = word * first
-    word = word ^ (word >> _S0) ^ (word >> _S1)
-    word = word * second
-    return word ^ (word >> _S1)
+    x = (spread ^ (keys * _G0)) * _M00
+    y = (spread + keys * _G1) * _M10
+    x = (x ^ (x >> _S0) ^ (x >> _S1)) * _M01
+    y = (y ^ (y >> _S0) ^ (y >> _S1)) * _M11
+    return x ^ (x >> _S1), y ^ (y >> _S1)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_bytes"])
