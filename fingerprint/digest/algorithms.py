@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fpdiff.fingerprint.digest import host
-from fpdiff.fingerprint.digest.host import Memory, PlainView
+from fpdiff.fingerprint.digest.host import Memory, OfPlain, PlainView
 from fpdiff.fingerprint.digest.mix128 import device, reference
 
 
@@ -24,7 +24,7 @@ class Algorithm:
     """
 
     of_memory: Callable[[Memory], bytes]
-    of_plain: Callable[[torch.Tensor, PlainView], bytes]
+    of_plain: OfPlain
 
 
 def _mix128(tensor: torch.Tensor, view: PlainView) -> bytes:

@@ -62,6 +62,10 @@ class PlainView:
     has_memory: bool
 
 
+OfPlain: TypeAlias = Callable[[torch.Tensor, PlainView], bytes]
+"""Returns the digest of a plain tensor."""
+
+
 def look(tensor: torch.Tensor) -> PlainView | None:
     """Return how a plain tensor lies in memory; None for every other tensor.
 
@@ -95,7 +99,7 @@ def look(tensor: torch.Tensor) -> PlainView | None:
 
 
 def digest(
-    tensor: torch.Tensor, of_plain: "Callable[[torch.Tensor, PlainView], bytes] | None" = None
+    tensor: torch.Tensor, of_plain: OfPlain | None = None, now: OfPlain | None = None
 ) -> bytes:
     """Return the 16-byte digest of a tensor of any dtype, layout, device and shape.
 
@@ -104,7 +108,8 @@ def digest(
 
     Args:
         tensor: the tensor.
-        of_plain: digests a plain tensor, or a part that is one; `digest_plain` by default.
+        of_plain: digests a plain tensor; `digest_plain` by default.
+        now: digests one of several parts, whose digests are needed at once; `of_plain` by default.
 
     Raises:
         Undigestible: a fake or meta tensor, one inside a functorch transform, a result still in
@@ -115,8 +120,8 @@ def digest(
         return (of_plain or digest_plain)(tensor, view)
     parts = list(_parts(tensor))
     if len(parts) == 1:
-        return digest(parts[0], of_plain)
-    return digest_bytes(b"".join(digest(part, of_plain) for part in parts))
+        return digest(parts[0], of_plain, now)
+    return digest_bytes(b"".join(digest(part, now or of_plain) for part in parts))
 
 
 def digest_plain(

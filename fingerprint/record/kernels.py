@@ -165,7 +165,7 @@ class KernelRecorder:
         written = []
         for operand in launch.operands:
             view = look(operand.tensor)
-            digest = ops.digest(operand.tensor, view)
+            digest = ops.digest(operand.tensor, view, now=True)
             if digest is None or operand.before is None:
                 self._drop(view)
             elif digest != operand.before or operand.slot in launch.kernel.written:
@@ -216,7 +216,7 @@ class KernelRecorder:
         if place in before_trials:
             operand.before = before_trials[place]
         else:
-            operand.before = self._ops.digest(tensor, view)
+            operand.before = self._ops.digest(tensor, view, now=True)
 
     def _note_input(
         self, call: Call, operand: _Operand, view: PlainView | None, digest: bytes
@@ -238,7 +238,7 @@ class KernelRecorder:
             view = look(tensor)
             place = _place(tensor, view)
             if place not in self._before_trials:
-                self._before_trials[place] = self._ops.digest(tensor, view)
+                self._before_trials[place] = self._ops.digest(tensor, view, now=True)
 
     def _drop(self, view: PlainView | None) -> None:
         if view is not None:

@@ -438,10 +438,21 @@ class OpRecorder:
 
     # Events
 
-    def digest(self, tensor: torch.Tensor, view: PlainView | None) -> bytes | None:
-        """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read."""
+    def digest(
+        self, tensor: torch.Tensor, view: PlainView | None, *, now: bool = False
+    ) -> bytes | None:
+        """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read.
+
+        Args:
+            tensor: the tensor.
+            view: what `host.look` returns for it.
+            now: it is going to be compared, so a placeholder will not do.
+        """
+        cache = self.recorder.cache
         try:
-            return self.recorder.cache.digest(tensor, view, trust=False, remember=False)
+            if now:
+                return cache.digest_now(tensor, view)
+            return cache.digest(tensor, view, trust=False, remember=False)
         except Undigestible as reason:
             self.recorder.blind_spots[str(reason)] += 1
             return None

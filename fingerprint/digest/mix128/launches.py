@@ -8,24 +8,32 @@ from collections.abc import Sequence
 
 import torch
 
+from fpdiff.fingerprint.digest.mix128.device import MAX_SLOTS
 from fpdiff.fingerprint.digest.mix128.kernels import finish_many, finish_one, sum_many, sum_one
 from fpdiff.fingerprint.digest.mix128.reference import LANE_BYTES
 
 BLOCK_LANES = 1024
-MAX_PROGRAMS = 2048
-"""Of the launch over one tensor: enough for every multiprocessor, few enough to add up at once."""
-
 STRETCH_LANES = 1 << 15
 """What a program takes in the launch over many tensors: 256 KiB."""
 
 
-def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a row-major plain tensor as two int64 words on its device."""
+def digest(
+    tensor: torch.Tensor, out: torch.Tensor | None = None, slots: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the digest of a row-major plain tensor as two int64 words on its device.
+
+    Args:
+        tensor: the tensor.
+        out: where to write the digest.
+        slots: MAX_SLOTS pairs of int64 words for what is on the way to it.
+    """
     num_lanes = math.ceil(tensor.nbytes / LANE_BYTES)
-    stretch = BLOCK_LANES * math.ceil(num_lanes / (BLOCK_LANES * MAX_PROGRAMS))
+    stretch = BLOCK_LANES * math.ceil(num_lanes / (BLOCK_LANES * MAX_SLOTS))
     num_slots = math.ceil(num_lanes / max(stretch, 1))
-    slots = torch.empty((num_slots, 2), dtype=torch.int64, device=tensor.device)
-    out = torch.empty(2, dtype=torch.int64, device=tensor.device)
+    if slots is None:
+        slots = torch.empty((num_slots, 2), dtype=torch.int64, device=tensor.device)
+    if out is None:
+        out = torch.empty(2, dtype=torch.int64, device=tensor.device)
     if num_slots:
         sum_one[num_slots,](
             tensor.data_ptr(),
