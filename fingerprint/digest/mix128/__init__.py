@@ -25,8 +25,8 @@ What follows from it:
   equal sums, in neither word; and the sums can be got back from a digest and its length.
 - The position enters the two words in two ways (xor and addition, with other constants), so lanes
   that happen to take each other's part in one do not in the other.
-- The first step spreads a bit over three places. Without it the top bits of a lane's elements,
-  their signs, would have so little to be multiplied with that two negated elements cancel.
+- The first step spreads a bit over three places. Without it a change of the top bits, of signs,
+  adds one of so few amounts that those of two places cancel; a test shows it.
 - Sums of disjoint sets of lanes add up, if each lane has its position in the whole: see `shards`.
 - Nobody's attack is withstood: who knows the constants can make two tensors of one digest.
 
