@@ -85,10 +85,10 @@ class KernelRecorder:
         """Run a kernel, and record it."""
         if kwargs.get("warmup") or not self._wants():
             return run(kernel, *args, **kwargs)
-        launch: _Launch | None = self._observed(self._before, kernel, args, kwargs)
+        launch: _Launch | None = self._ops.observed(self._before, kernel, args, kwargs)
         result = self._hidden(run, kernel, args, kwargs)
         if launch is not None:
-            self._observed(self._after, launch)
+            self._ops.observed(self._after, launch)
         return result
 
     def tune(
@@ -101,7 +101,7 @@ class KernelRecorder:
         """Let an autotuner try a configuration, as often as it takes: that is no part of a step."""
         if not self._wants():
             return trial(tuner, *args, **kwargs)
-        self._observed(self._before_trial, args, kwargs)
+        self._ops.observed(self._before_trial, args, kwargs)
         return self._hidden(trial, tuner, args, kwargs)
 
     # Around a launch
@@ -111,9 +111,6 @@ class KernelRecorder:
         return (
             not torch.compiler.is_compiling() and recorder.wants_ops() and recorder.follows_thread()
         )
-
-    def _observed(self, body: Callable[..., Any], *args: Any) -> Any:
-        return self._hidden(self._ops.observed, body, args, {})
 
     def _hidden(
         self,

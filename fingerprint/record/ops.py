@@ -119,13 +119,18 @@ class OpRecorder:
 
     def observed(self, body: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours; an error in it stops the recording, never the program."""
+        recorder = self.recorder
+        # What it runs itself is no event: kernels that digest do not pass the dispatcher.
+        outer, recorder.is_observing = recorder.is_observing, True
         # The operator itself runs outside: what it does may hang on torch function modes.
         with torch._C.DisableTorchFunction():
             try:
                 return body(*args)
             except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
-                self.recorder.fail(error)
+                recorder.fail(error)
                 return None
+            finally:
+                recorder.is_observing = outer
 
     def _before(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -23,6 +23,8 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         env = {"TRITON_CACHE_DIR": folder / "cache", "TRITON_DEFAULT_FP_FUSION": 0}
         script = PROGRAMS / "mix128_compiled.py"
         jobs.add("forms", preloaded.run, FORMS, "--single", 10, output=folder / "forms.txt")
+        recorded = PROGRAMS / "mix128_recorded.py"
+        jobs.add("recorded", preloaded.run, recorded, folder, output=folder / "recorded.txt")
         jobs.add("compiled", preloaded.run, script, 90, output=folder / "compiled.txt", env=env)
     script = PROGRAMS / "mix128_shards.py"
     jobs.add("shards", preloaded.run_ranks, script, output=folder / "shards.txt", num_ranks=4)
@@ -43,6 +45,13 @@ def test_numpy_torch_and_triton_agree_on_a_thousand_tensors(jobs: Jobs) -> None:
 def test_the_kernels_compile_for_a_device_and_use_no_atomics(jobs: Jobs) -> None:
     lines = jobs["compiled"].splitlines()
     assert len(lines) == 7 and all(line.endswith("True") for line in lines), lines
+
+
+@linux
+def test_the_kernels_that_digest_are_not_taken_for_the_programs_own(jobs: Jobs) -> None:
+    nothing = [f"{level} [] {{}} None" for level in ("op", "kernel")]
+    op, kernel = nothing
+    assert jobs["recorded"].splitlines() == [*nothing, op, "True", kernel, "True"]
 
 
 def test_the_sums_of_shards_add_up_to_those_of_the_whole(jobs: Jobs) -> None:

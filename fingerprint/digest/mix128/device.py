@@ -26,7 +26,7 @@ def digest(
             digested by Triton's kernels with nothing allocated.
     """
     with torch._C._DisableTorchDispatch(), torch.no_grad():
-        launches = _launches() if tensor.is_cuda else None
+        launches = _launches(tensor)
         if launches is None:
             words = vectorised.digest(tensor)
             return words if out is None else out.copy_(words)
@@ -34,9 +34,13 @@ def digest(
             return launches.digest(row_major(tensor), out, slots)  # type: ignore[no-any-return]
 
 
+def _launches(tensor: torch.Tensor) -> ModuleType | None:
+    """Return the Triton form if it can digest a tensor, else None."""
+    return _triton_form() if tensor.is_cuda else None
+
+
 @cache
-def _launches() -> ModuleType | None:
-    """Return the Triton form; None where Triton is not installed."""
+def _triton_form() -> ModuleType | None:
     try:
         from fpdiff.fingerprint.digest.mix128 import launches
     except ImportError:
