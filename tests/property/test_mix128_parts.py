@@ -41,7 +41,7 @@ def test_flipping_any_bit_changes_both_words(content: Bytes, data: st.DataObject
 def cut(draw: st.DrawFn) -> tuple[torch.Tensor, list[Box]]:
     """Any bytes as a tensor, cut into boxes at some places of each dimension."""
     whole = draw(contents(max_side=9)).tensor()
-    boxes = [((), ())]
+    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]
     for size in whole.shape:
         inner = draw(st.lists(st.integers(0, size), max_size=2))
         ranges = list(pairwise(sorted({0, *inner, size}))) or [(0, 0)]
