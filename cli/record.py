@@ -26,6 +26,9 @@ def record(
     stats: Annotated[
         bool, typer.Option("--stats", help="Also record l2, absmax and nonfinite count.")
     ] = False,
+    digest: Annotated[
+        str, typer.Option(help="Digest of tensors: xxh3-128, or mix128 which devices compute.")
+    ] = "xxh3-128",
     rehash: Annotated[
         bool,
         typer.Option("--rehash", help="Digest arguments again to notice writes nobody announced."),
@@ -57,6 +60,7 @@ def record(
         modules=modules,
         ranks=parse_ranks(ranks),
         stats=stats,
+        digest=digest,
         rehash=rehash,
         collectives=collectives,
         first_step=first_step,

@@ -110,7 +110,7 @@ def _settings(summary: RunSummary) -> list[tuple[str, str]]:
     return [
         (key.replace("_", "-"), _value(value))
         for key, value in sorted(given.items())
-        if key not in ("out", "level")
+        if key not in ("out", "level", "digest")
     ]
 
 

@@ -26,6 +26,7 @@ def verify(
     stats: Annotated[
         bool, typer.Option("--stats", help="Record with --stats, as `fpdiff record` does.")
     ] = False,
+    digest: Annotated[str, typer.Option(help="Record with this digest.")] = "xxh3-128",
     rehash: Annotated[bool, typer.Option("--rehash", help="Record with --rehash.")] = False,
     keep: Annotated[
         Path | None,
@@ -43,7 +44,7 @@ def verify(
             "there is no command to verify: write it behind --, as in"
             " fpdiff verify -- python train.py"
         )
-    settings = Settings(out="", level=level, stats=stats, rehash=rehash)
+    settings = Settings(out="", level=level, stats=stats, digest=digest, rehash=rehash)
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="fpdiff-verify-") as folder:
             found = run_both(settings, command, Path(folder), _say)

@@ -60,6 +60,7 @@ def record(
     modules: str = "",
     ranks: str = "",
     stats: bool = False,
+    digest: str = "xxh3-128",
     rehash: bool = False,
     collectives: bool = True,
     first_step: int = 0,
@@ -76,6 +77,7 @@ def record(
         modules: regular expression searched for in module paths; all modules if empty.
         ranks: window such as "0,3-5"; all ranks if empty.
         stats: record l2, absmax and nonfinite count too.
+        digest: "xxh3-128", or "mix128" which devices compute.
         rehash: notice arguments that were changed behind the dispatcher's back.
         collectives: at rung layer, record what collectives were given and left.
         first_step: number of the first step.
@@ -95,6 +97,7 @@ def record(
         modules=modules,
         ranks=parse_ranks(ranks),
         stats=stats,
+        digest=digest,
         rehash=rehash,
         collectives=collectives,
         first_step=first_step,

@@ -32,6 +32,8 @@ VERSION_KEY: Final = "fpdiff.schema"
 """Key of the version in each file's schema metadata (a decimal string)."""
 
 DIGEST_ALGORITHM: Final = "xxh3-128"
+"""Of the events' digests, unless a run was recorded with another; run.json has its name."""
+
 DIGEST_BYTES: Final = 16
 
 PHASES: Final = (

@@ -141,6 +141,7 @@ def _pool() -> dict[str, Callable[[], torch.Tensor]]:
     pool["NaN payloads, infinities, negative zero"] = _payloads
     pool["overlapping windows"] = lambda: _filled(torch.float32, 9).unfold(0, 4, 1)
     pool["last dimension of size 1 with a stride"] = lambda: _filled(torch.int16, 4, 4)[:, :1]
+    pool["one element with a stride"] = lambda: _filled(torch.int64, 4)[1::3]
     pool["six dimensions"] = lambda: _filled(torch.int16, 2, 1, 3, 1, 2, 2).permute(
         5, 3, 1, 0, 4, 2
     )

@@ -8,6 +8,7 @@ from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, settings_of
 from fpdiff.fingerprint.bisect.verdict import Origin
 from fpdiff.fingerprint.catalogue import UNSEEN_LAUNCH, base_name, is_launch, nondeterminism
 from fpdiff.store.run import RankRecord, Run
+from fpdiff.store.schema import DIGEST_ALGORITHM
 
 _NEXT = {"step": "layer", "layer": "op", "op": "op", "kernel": "kernel"}
 
@@ -158,6 +159,8 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
     # A window of ranks keeps the others from writing; they run all the same.
     if len({origin.rank for origin in origins}) == 1 and len(run.ranks) > 1:
         options += ["--ranks", str(first.rank)]
+    if run.info.get("digest") not in (None, DIGEST_ALGORITHM):
+        options += ["--digest", str(run.info["digest"])]
     if settings.get("first_step"):
         options += ["--first-step", str(settings["first_step"])]
     words = ["fpdiff", "record", "--out", f"{run.path}.narrow", *options, "--"]

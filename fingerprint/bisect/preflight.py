@@ -61,7 +61,7 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     if digests[0] != digests[1]:
         raise CompareError(
             f"{a.path} holds {digests[0]} digests and {b.path} {digests[1]}: record one of them"
-            " again"
+            " again with the other's --digest"
         )
     notes: list[str] = []
     common = _common_ranks(a, b, ranks, notes)

@@ -9,7 +9,9 @@ goes past the counter *and* past the sample is missed until the next counted wri
 
 import torch
 
-from fpdiff.fingerprint.digest.host import PlainView, digest, digest_plain, memory
+from fpdiff.fingerprint.digest.algorithms import ALGORITHMS, Algorithm
+from fpdiff.fingerprint.digest.host import OfPlain, PlainView, digest, memory
+from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.storages import StorageTable
 
 SMALL_BYTES = 64 << 10
@@ -23,8 +25,18 @@ _Known = dict[tuple[object, ...], tuple[int, bytes, bytes]]  # where -> version,
 class DigestCache:
     """Digests tensors, remembering the larger ones for as long as their storages live."""
 
-    def __init__(self) -> None:
-        """Start with nothing known."""
+    def __init__(
+        self, algorithm: Algorithm = ALGORITHMS["xxh3-128"], staging: Staging | None = None
+    ) -> None:
+        """Start with nothing known.
+
+        Args:
+            algorithm: how tensors are digested.
+            staging: gives placeholders for the digests of a device's tensors.
+        """
+        self.of_memory = algorithm.of_memory
+        self._now = algorithm.of_plain
+        self._of_plain = self._now if staging is None else _staged(staging, self._now)
         self._storages: StorageTable[_Known] = StorageTable()
 
     def digest(
@@ -35,7 +47,7 @@ class DigestCache:
         trust: bool = True,
         remember: bool = True,
     ) -> bytes:
-        """Return the 16-byte digest of a tensor.
+        """Return the 16-byte digest of a tensor, or a placeholder for it, see `digest.staging`.
 
         Args:
             tensor: any tensor, see `host.digest`.
@@ -47,11 +59,11 @@ class DigestCache:
             Undigestible: see `host.digest`.
         """
         if view is None:
-            return digest(tensor)
+            return digest(tensor, self._of_plain, self._now)
         if view.extent_bytes <= SMALL_BYTES or not view.is_on_host or not view.has_memory:
-            return digest_plain(tensor, view)
+            return self._of_plain(tensor, view)
         if not remember or tensor.is_inference():  # Which has no version counter.
-            return digest_plain(tensor, view)
+            return self._of_plain(tensor, view)
         known = self._storages.get(view.storage)
         if known is None:
             known = {}
@@ -60,9 +72,17 @@ class DigestCache:
         before = known.get(view.where)
         if trust and before is not None and before[0] == version and before[1] == sample:
             return before[2]
-        result = digest_plain(tensor, view)
+        result = self._of_plain(tensor, view)
         known[view.where] = (version, sample, result)
         return result
+
+    def digest_now(self, tensor: torch.Tensor, view: PlainView | None) -> bytes:
+        """Return the 16-byte digest of a tensor, taken anew; wait for it if need be.
+
+        Raises:
+            Undigestible: see `host.digest`.
+        """
+        return digest(tensor, self._now) if view is None else self._now(tensor, view)
 
     def forget(self, view: PlainView) -> None:
         """Forget the digests of a storage: something that no version counts has written there."""
@@ -73,6 +93,17 @@ class DigestCache:
     def sweep(self) -> None:
         """Forget storages that have been freed; called between steps."""
         self._storages.sweep()
+
+
+def _staged(staging: Staging, now: OfPlain) -> OfPlain:
+    """Return what digests a plain tensor, with a placeholder for what a device digests."""
+
+    def of_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
+        if not view.is_on_host and staging.takes(tensor):
+            return staging.digest(tensor, view)
+        return now(tensor, view)
+
+    return of_plain
 
 
 def _sample(tensor: torch.Tensor, view: PlainView) -> bytes:

@@ -9,7 +9,7 @@ its digest is that of the parts' digests in a fixed order. A distributed tensor 
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -62,6 +62,10 @@ class PlainView:
     has_memory: bool
 
 
+OfPlain: TypeAlias = Callable[[torch.Tensor, PlainView], bytes]
+"""Returns the digest of a plain tensor."""
+
+
 def look(tensor: torch.Tensor) -> PlainView | None:
     """Return how a plain tensor lies in memory; None for every other tensor.
 
@@ -94,11 +98,18 @@ def look(tensor: torch.Tensor) -> PlainView | None:
     )
 
 
-def digest(tensor: torch.Tensor) -> bytes:
+def digest(
+    tensor: torch.Tensor, of_plain: OfPlain | None = None, now: OfPlain | None = None
+) -> bytes:
     """Return the 16-byte digest of a tensor of any dtype, layout, device and shape.
 
     The caller has switched torch functions off (`record.quiet`); nothing is drawn, and only a
     tensor that is not contiguous on the host is copied.
+
+    Args:
+        tensor: the tensor.
+        of_plain: digests a plain tensor; `digest_plain` by default.
+        now: digests one of several parts, whose digests are needed at once; `of_plain` by default.
 
     Raises:
         Undigestible: a fake or meta tensor, one inside a functorch transform, a result still in
@@ -106,29 +117,51 @@ def digest(tensor: torch.Tensor) -> bytes:
     """
     view = look(tensor)
     if view is not None:
-        return digest_plain(tensor, view)
+        return (of_plain or digest_plain)(tensor, view)
     parts = list(_parts(tensor))
     if len(parts) == 1:
-        return digest(parts[0])
-    return digest_bytes(b"".join(digest(part) for part in parts))
+        return digest(parts[0], of_plain, now)
+    return digest_bytes(b"".join(digest(part, now or of_plain) for part in parts))
 
 
-def digest_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
+def digest_plain(
+    tensor: torch.Tensor,
+    view: PlainView,
+    of_memory: Callable[[Memory], bytes] = xxhash.xxh3_128_digest,
+) -> bytes:
     """Return the 16-byte digest of a plain tensor.
+
+    Args:
+        tensor: the tensor.
+        view: what `look` returns for it.
+        of_memory: digests host memory.
 
     Raises:
         Undigestible: see `digest`.
     """
     if view.is_on_host and view.is_row_major and view.has_memory:
-        return xxhash.xxh3_128_digest(memory(tensor, view.extent_bytes))
+        return of_memory(memory(tensor, view.extent_bytes))
+    check_readable(tensor, view)
+    if not view.is_on_host:
+        with torch._C._DisableTorchDispatch():
+            tensor = tensor.detach().cpu()
+    copy = row_major(tensor)
+    return of_memory(memory(copy, copy.nbytes))
+
+
+def check_readable(tensor: torch.Tensor, view: PlainView) -> None:
+    """Check that a plain tensor has bytes, and that they can be read now.
+
+    Raises:
+        Undigestible: it has none, or the device is noting down a graph and runs nothing.
+    """
+    if tensor.is_meta:
+        raise Undigestible("meta tensor")
     if not view.has_memory and tensor.numel():
-        raise Undigestible("meta tensor" if tensor.is_meta else "freed storage")
-    copy = tensor if view.is_on_host else _to_host(tensor)
-    try:
-        copy = _row_major(copy)
-    except NotImplementedError as error:  # A conjugate and negative view of complex32, say.
-        raise Undigestible(f"no copy kernel for {copy.dtype}") from error
-    return xxhash.xxh3_128_digest(memory(copy, copy.nbytes))
+        raise Undigestible("freed storage")
+    on_device = not view.is_on_host and torch.cuda.is_available()
+    if on_device and torch.cuda.is_current_stream_capturing():
+        raise Undigestible("graph capture")
 
 
 def memory(tensor: torch.Tensor, size_bytes: int) -> Memory:
@@ -141,24 +174,24 @@ def memory_range(storage: torch.UntypedStorage, start: int, end: int) -> Memory:
     return (ctypes.c_char * (end - start)).from_address(storage.data_ptr() + start)
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
-        raise Undigestible("meta tensor")
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise Undigestible("graph capture")
-    with torch._C._DisableTorchDispatch():
-        return tensor.detach().cpu()
+def row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a row-major copy as integers of the element size: not every dtype has a copy kernel.
 
+    It is the tensor itself, as integers, where that is row-major already.
 
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a row-major copy; through integers, since not every dtype has a copy kernel."""
+    Raises:
+        Undigestible: torch cannot copy it.
+    """
     with torch._C._DisableTorchDispatch():
         tensor = tensor.detach()
-        if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.resolve_conj().resolve_neg()
-        if tensor.dtype is torch.complex128:
-            tensor = torch.view_as_real(tensor)
-        return tensor.view(_INTEGER_OF_SIZE[tensor.element_size()]).contiguous()
+        try:
+            if tensor.is_conj() or tensor.is_neg():
+                tensor = tensor.resolve_conj().resolve_neg()
+            if tensor.dtype is torch.complex128:
+                tensor = torch.view_as_real(tensor)
+            return tensor.view(_INTEGER_OF_SIZE[tensor.element_size()]).contiguous()
+        except NotImplementedError as error:  # A conjugate and negative view of complex32, say.
+            raise Undigestible(f"no copy kernel for {tensor.dtype}") from error
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -15,6 +15,7 @@ recorder     steps, sites and events: every hook's way to the store
 sitetable    numbers of sites
 source       the line of the program that is running
 steprow      the digests of a closed step
+stepwriter   puts steps on disk in order, each when its digests have arrived
 warning      warnings that cannot harm the program
 quiet        how a hook looks without disturbing
 scopes       the stack of running module calls

@@ -49,7 +49,8 @@ def generator_of(
     """
     if explicit is not None:
         state = _state_digest(explicit)
-        return "generator", id(explicit), state
+        # Each op is given a wrapper of its own around what the program holds.
+        return "generator", explicit._cdata, state  # type: ignore[attr-defined]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         own = torch.cuda.default_generators[index]

@@ -85,10 +85,10 @@ class KernelRecorder:
         """Run a kernel, and record it."""
         if kwargs.get("warmup") or not self._wants():
             return run(kernel, *args, **kwargs)
-        launch: _Launch | None = self._observed(self._before, kernel, args, kwargs)
+        launch: _Launch | None = self._ops.observed(self._before, kernel, args, kwargs)
         result = self._hidden(run, kernel, args, kwargs)
         if launch is not None:
-            self._observed(self._after, launch)
+            self._ops.observed(self._after, launch)
         return result
 
     def tune(
@@ -101,7 +101,7 @@ class KernelRecorder:
         """Let an autotuner try a configuration, as often as it takes: that is no part of a step."""
         if not self._wants():
             return trial(tuner, *args, **kwargs)
-        self._observed(self._before_trial, args, kwargs)
+        self._ops.observed(self._before_trial, args, kwargs)
         return self._hidden(trial, tuner, args, kwargs)
 
     # Around a launch
@@ -111,9 +111,6 @@ class KernelRecorder:
         return (
             not torch.compiler.is_compiling() and recorder.wants_ops() and recorder.follows_thread()
         )
-
-    def _observed(self, body: Callable[..., Any], *args: Any) -> Any:
-        return self._hidden(self._ops.observed, body, args, {})
 
     def _hidden(
         self,
@@ -165,7 +162,7 @@ class KernelRecorder:
         written = []
         for operand in launch.operands:
             view = look(operand.tensor)
-            digest = ops.digest(operand.tensor, view)
+            digest = ops.digest(operand.tensor, view, now=True)
             if digest is None or operand.before is None:
                 self._drop(view)
             elif digest != operand.before or operand.slot in launch.kernel.written:
@@ -216,7 +213,7 @@ class KernelRecorder:
         if place in before_trials:
             operand.before = before_trials[place]
         else:
-            operand.before = self._ops.digest(tensor, view)
+            operand.before = self._ops.digest(tensor, view, now=True)
 
     def _note_input(
         self, call: Call, operand: _Operand, view: PlainView | None, digest: bytes
@@ -238,7 +235,7 @@ class KernelRecorder:
             view = look(tensor)
             place = _place(tensor, view)
             if place not in self._before_trials:
-                self._before_trials[place] = self._ops.digest(tensor, view)
+                self._before_trials[place] = self._ops.digest(tensor, view, now=True)
 
     def _drop(self, view: PlainView | None) -> None:
         if view is not None:

@@ -119,13 +119,18 @@ class OpRecorder:
 
     def observed(self, body: Callable[..., Any], *args: Any) -> Any:
         """Call a function of ours; an error in it stops the recording, never the program."""
+        recorder = self.recorder
+        # What it runs itself is no event: kernels that digest do not pass the dispatcher.
+        outer, recorder.is_observing = recorder.is_observing, True
         # The operator itself runs outside: what it does may hang on torch function modes.
         with torch._C.DisableTorchFunction():
             try:
                 return body(*args)
             except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
-                self.recorder.fail(error)
+                recorder.fail(error)
                 return None
+            finally:
+                recorder.is_observing = outer
 
     def _before(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -290,7 +295,11 @@ class OpRecorder:
     def _rehash(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> None:
         """Record a tensor that is no longer what the ops that wrote it left."""
         recorder = self.recorder
-        if not recorder.writers.rewritten(view, lambda a, b: _digest_range(view, a, b)):
+        of_memory = recorder.cache.of_memory
+        storage = view.storage
+        if not recorder.writers.rewritten(
+            view, lambda start, end: of_memory(memory_range(storage, start, end))
+        ):
             return
         digest = self.digest(tensor, view)
         if digest is not None:
@@ -434,10 +443,21 @@ class OpRecorder:
 
     # Events
 
-    def digest(self, tensor: torch.Tensor, view: PlainView | None) -> bytes | None:
-        """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read."""
+    def digest(
+        self, tensor: torch.Tensor, view: PlainView | None, *, now: bool = False
+    ) -> bytes | None:
+        """Return a tensor's digest; None, and a blind spot, if its bytes cannot be read.
+
+        Args:
+            tensor: the tensor.
+            view: what `host.look` returns for it.
+            now: it is going to be compared, so a placeholder will not do.
+        """
+        cache = self.recorder.cache
         try:
-            return self.recorder.cache.digest(tensor, view, trust=False, remember=False)
+            if now:
+                return cache.digest_now(tensor, view)
+            return cache.digest(tensor, view, trust=False, remember=False)
         except Undigestible as reason:
             self.recorder.blind_spots[str(reason)] += 1
             return None
@@ -467,7 +487,3 @@ class OpRecorder:
             earlier,
             span=span,
         )
-
-
-def _digest_range(view: PlainView, start: int, end: int) -> bytes:
-    return digest_bytes(memory_range(view.storage, start, end))

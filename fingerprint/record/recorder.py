@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from fpdiff.fingerprint.digest.algorithms import ALGORITHMS
 from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
+from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process, runfolder
 from fpdiff.fingerprint.record.dataflow import Producers
@@ -29,7 +31,7 @@ from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
 from fpdiff.fingerprint.record.source import running_line
 from fpdiff.fingerprint.record.state import StateRecorder
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.stepwriter import StepWriter
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.fingerprint.record.writers import Writers
 from fpdiff.store.columns import EventColumns
@@ -57,7 +59,9 @@ class Recorder:
         self.producers = Producers()
         self.writers = Writers()
         self.nodes = NodeScopes()
-        self.cache = DigestCache()
+        # With --rehash digests are compared as soon as they are taken.
+        staging = Staging() if settings.digest == "mix128" and not settings.rehash else None
+        self.cache = DigestCache(ALGORITHMS[settings.digest], staging)
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
         self.step = settings.first_step
@@ -89,8 +93,9 @@ class Recorder:
         self._open = False
         self._in_window = False
         self._thread = 0
+        self._staging = staging
+        self._columns = EventColumns(self.step, 0)
         self._writer: RankWriter | None = None
-        self._chain = bytes(16)
         self._stopped = ""
 
     # Lifecycle
@@ -156,6 +161,7 @@ class Recorder:
             warn(f"this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1)
             return False
         self._sites = SiteTable(self._writer.add_site)
+        self._steps = StepWriter(self._writer, self._sites, self._staging)
         self._thread = threading.get_ident()
         self._environment = environment.describe()
         self._write_info()
@@ -176,15 +182,13 @@ class Recorder:
 
     def _open_step(self, number: int) -> None:
         self._close_step(ended=True)
-        assert self._writer is not None
         self.step = number
         self.boundary_due = False
         self._open = True
         self._in_window = self.settings.wants_step(number)
-        self._writer.end_segment_if_full()
-        self.step_first_seq = self._writer.num_events
+        self.step_first_seq = self.next_seq()
         self._columns = EventColumns(number, self.step_first_seq)
-        self._row = StepRow(number, self.step_first_seq, self._chain)
+        self._steps.open_step(number, self.step_first_seq)
         self._is_flushed = False
         self._occurrences: dict[tuple[Point, int], int] = {}
         self.calls.clear()
@@ -263,17 +267,15 @@ class Recorder:
                     self.blind_spots[reason] += lost
             if self._in_window:
                 self._flush(close=True, ended=ended)
-                self._chain = self._row.row(ended=ended)["chain"]
+                self._steps.end_step(ended=ended)
             self._open = False
 
     def _flush(self, *, close: bool, ended: bool = True) -> None:
-        assert self._writer is not None
         if not len(self._columns) and self._is_flushed:
             return
         self._is_flushed = close
-        self._row.add(self._columns, self._sites)
-        self._writer.flush(self._columns, self._row.row(ended=ended) if close else None)
-        self._columns = EventColumns(self.step, self._columns.first_seq + len(self._columns))
+        self._steps.write(self._columns, close=close, ended=ended)
+        self._columns = EventColumns(self.step, self.next_seq())
 
     def close(self) -> None:
         """Put everything on disk and say that this rank has finished; safe to call twice."""
@@ -283,7 +285,7 @@ class Recorder:
             try:
                 # An exception may have cut the step short: only an optimizer's step says it is whole.
                 self._close_step(ended=self.boundary_due)
-                self._writer.close()
+                self._steps.close()
                 self._write_info(finished=True)
             except Exception as error:  # noqa: BLE001  # The program has ended well.
                 self.fail(error)

@@ -13,7 +13,7 @@ from fpdiff.fingerprint.record.launch import launch_id, restarts
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.errors import RecordError
 from fpdiff.store.files import attempts, write_json
-from fpdiff.store.schema import DIGEST_ALGORITHM, VERSION, attempt_name, rank_name
+from fpdiff.store.schema import VERSION, attempt_name, rank_name
 
 CONTENTS = ("run.json", "ranks", "sites", "events", "steps", "journal", "compact")
 """What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
@@ -135,7 +135,7 @@ def remove(root: Path) -> None:
 def _describe(settings: Settings, command: list[str], launch: str) -> dict[str, Any]:
     return {
         "schema": VERSION,
-        "digest": DIGEST_ALGORITHM,
+        "digest": settings.digest,
         "level": settings.level,
         "command": command,
         "created": _now(),

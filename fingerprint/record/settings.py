@@ -13,6 +13,9 @@ ENVIRONMENT_VARIABLE = "FPDIFF_RECORD"
 WATCH_VARIABLE = "FPDIFF_VERIFY"
 """Names the folder that `record.watch` writes to, in the processes that `fpdiff verify` runs."""
 
+DIGESTS = ("xxh3-128", "mix128")
+"""Digests of tensors that can be recorded; the first is the default."""
+
 LEVELS = ("step", "layer", "op", "kernel")
 """Rungs that can be recorded; each includes those before it."""
 
@@ -32,6 +35,7 @@ class Settings:
             modules are left out.
         ranks: ranks to record, all if empty.
         stats: record l2, absmax and nonfinite count beside each digest.
+        digest: one of DIGESTS.
         rehash: digest a module's arguments again and record those that are no longer what their
             producer left.
         collectives: at rung layer, record what collectives were given and what they left.
@@ -44,6 +48,7 @@ class Settings:
     modules: str = ""
     ranks: Ranges = ()
     stats: bool = False
+    digest: str = DIGESTS[0]
     rehash: bool = False
     collectives: bool = True
     first_step: int = 0
@@ -53,11 +58,14 @@ class Settings:
         """Check the values.
 
         Raises:
-            RecordError: unknown level or bad regular expression.
+            RecordError: unknown level or digest, or bad regular expression.
         """
         if self.level not in LEVELS:
             known = " or ".join(LEVELS)
             raise RecordError(f"level {self.level!r} is not known: give {known}")
+        if self.digest not in DIGESTS:
+            known = " or ".join(DIGESTS)
+            raise RecordError(f"digest {self.digest!r} is not known: give {known}")
         try:
             pattern = re.compile(self.modules)
         except re.error as error:

@@ -74,6 +74,15 @@ def test_one_rank_of_several_is_enough(tmp_path: Path) -> None:
     )
 
 
+def test_the_next_command_keeps_the_digest_unless_it_is_the_default(tmp_path: Path) -> None:
+    told = [
+        next_command(run(tmp_path / name, digest=name), "step", [origin()])
+        for name in ("mix128", "xxh3-128")
+    ]
+    assert ["--digest mix128" in (text or "") for text in told] == [True, False]
+    assert told[1] is not None and "--digest" not in told[1]
+
+
 def test_there_may_be_no_further_command(tmp_path: Path) -> None:
     first = origin()
     b = run(tmp_path / "b", settings={"rehash": True})

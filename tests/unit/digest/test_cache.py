@@ -1,11 +1,12 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fpdiff.fingerprint.digest import cache as cache_module
+from fpdiff.fingerprint.digest.algorithms import ALGORITHMS
 from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, digest, digest_plain, look
 
@@ -13,16 +14,17 @@ LARGE = SMALL_BYTES // 4 + 1000
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the digests that were taken anew."""
-    sizes: list[int] = []
+def taken() -> list[int]:
+    """Sizes of the digests that were taken anew by the caches that `counted` makes."""
+    return []
 
+
+def counted(sizes: list[int]) -> DigestCache:
     def count(tensor: torch.Tensor, view: PlainView) -> bytes:
         sizes.append(tensor.numel())
         return digest_plain(tensor, view)
 
-    monkeypatch.setattr(cache_module, "digest_plain", count)
-    return sizes
+    return DigestCache(replace(ALGORITHMS["xxh3-128"], of_plain=count))
 
 
 def cached(cache: DigestCache, tensor: torch.Tensor, *, trust: bool = True) -> bytes:
@@ -30,20 +32,20 @@ def cached(cache: DigestCache, tensor: torch.Tensor, *, trust: bool = True) -> b
 
 
 def test_a_version_is_digested_once(taken: list[int]) -> None:
-    cache, tensor = DigestCache(), torch.rand(LARGE)
+    cache, tensor = counted(taken), torch.rand(LARGE)
     assert cached(cache, tensor) == cached(cache, tensor) == digest(tensor)
     assert cached(cache, tensor.view(2, -1)) == digest(tensor)
     assert taken == [LARGE]
 
 
 def test_small_tensors_are_digested_anew(taken: list[int]) -> None:
-    cache, tensor = DigestCache(), torch.rand(100)
+    cache, tensor = counted(taken), torch.rand(100)
     assert cached(cache, tensor) == cached(cache, tensor)
     assert taken == [100, 100]
 
 
 def test_without_trust_it_is_digested_anew_and_then_known(taken: list[int]) -> None:
-    cache, tensor = DigestCache(), torch.rand(LARGE)
+    cache, tensor = counted(taken), torch.rand(LARGE)
     cached(cache, tensor)
     cached(cache, tensor, trust=False)
     assert len(taken) == 2
@@ -149,7 +151,7 @@ def test_what_was_digested_is_not_kept_alive() -> None:
 
 
 def test_an_inference_tensor_is_digested_anew(taken: list[int]) -> None:
-    cache = DigestCache()
+    cache = counted(taken)
     with torch.inference_mode():
         tensor = torch.rand(LARGE)
         before = cached(cache, tensor)

@@ -309,6 +309,21 @@ def test_draws_say_what_state_their_generator_was_in(tmp_path: Path) -> None:
     assert {drawn[1].seq, drawn[2].seq} <= set(whole.inputs)
 
 
+def test_a_draw_reads_the_draw_before_from_the_same_generator(tmp_path: Path) -> None:
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+
+    def body(self: Body, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            for generator in generators:
+                x = x + torch.rand(4, generator=generator)
+        return x * self.weight
+
+    drawn = ops(run(tmp_path, body), "rand", kind="generator", phase="forward")
+    assert len(drawn) == 8
+    befores = [(), (), *((event.seq,) for event in drawn)]
+    assert [event.inputs for event in drawn] == befores[:8]
+
+
 def test_a_number_taken_out_may_come_back_as_any_scalar(tmp_path: Path) -> None:
     def body(self: Body, x: torch.Tensor) -> torch.Tensor:
         scale = x.max().item()

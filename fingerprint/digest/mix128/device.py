@@ -1,0 +1,48 @@
+"""mix128 of a tensor where the tensor is: a device's is not copied to the host."""
+
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from fpdiff.fingerprint.digest.host import row_major
+from fpdiff.fingerprint.digest.mix128 import vectorised
+
+MAX_SLOTS = 2048
+"""Stretches that a tensor is digested in at once, on a device: enough for every multiprocessor."""
+
+
+def digest(
+    tensor: torch.Tensor, out: torch.Tensor | None = None, slots: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the digest of a plain tensor as two int64 words on its device.
+
+    It is queued like any operator; nothing waits for it. A tensor that is not row-major is copied.
+
+    Args:
+        tensor: the tensor.
+        out: where to write the digest, on the tensor's device.
+        slots: MAX_SLOTS pairs of int64 words there to work with. With both, a row-major tensor is
+            digested by Triton's kernels with nothing allocated.
+    """
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        launches = _launches(tensor)
+        if launches is None:
+            words = vectorised.digest(tensor)
+            return words if out is None else out.copy_(words)
+        with torch.cuda.device_of(tensor):
+            return launches.digest(row_major(tensor), out, slots)  # type: ignore[no-any-return]
+
+
+def _launches(tensor: torch.Tensor) -> ModuleType | None:
+    """Return the Triton form if it can digest a tensor, else None."""
+    return _triton_form() if tensor.is_cuda else None
+
+
+@cache
+def _triton_form() -> ModuleType | None:
+    try:
+        from fpdiff.fingerprint.digest.mix128 import launches
+    except ImportError:
+        return None
+    return launches

@@ -1,0 +1,181 @@
+"""Digests that come back from a device later, all of a step in one copy.
+
+A digest is queued on the device, behind whatever the program has queued there, and goes to a row of
+a buffer that exists already. The event gets a *placeholder* of 16 bytes instead. At the end of a step
+the rows are copied to pinned memory by one asynchronous copy for each device; when it has
+arrived, the placeholders are replaced. So nothing waits for a device within a step.
+
+This is done in a device's default stream only. In another stream the program may let memory be
+reused as soon as its own work there is done, of which a digest that is queued later is no part.
+
+A placeholder is 8 bytes that are drawn once per process and 8 bytes of number. A digest that begins
+with the same 8 bytes is taken for one only if its other 8 bytes are a number in use, which by
+chance happens once in 10^30.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fpdiff.fingerprint.digest.host import PlainView, check_readable
+from fpdiff.fingerprint.digest.mix128 import device
+
+ROWS = 1 << 14
+"""Digests that a device's buffer holds, 256 KiB; a step with more of them is copied in parts."""
+
+
+class Copy(Protocol):
+    """Rows on their way from a device's buffer to the host."""
+
+    def is_done(self) -> bool:
+        """Return whether they have arrived, without waiting."""
+
+    def rows(self) -> bytes:
+        """Return the rows, 16 bytes each; wait for them if need be."""
+
+
+class Stream(Protocol):
+    """A queue of work on a device, in which digests are computed and copied."""
+
+    def put(self, tensor: torch.Tensor, row: int) -> None:
+        """Queue the digest of a plain tensor into a row of the buffer."""
+
+    def copy(self, num_rows: int) -> Copy:
+        """Queue a copy of the first rows; rows put afterwards do not change it."""
+
+
+class Staging:
+    """Keeps account of which digest is on its way for which placeholder."""
+
+    def __init__(self, open_stream: Callable[[torch.Tensor], Stream] | None = None) -> None:
+        """Start with nothing under way.
+
+        Args:
+            open_stream: makes the stream that work on a tensor's device is queued in.
+        """
+        self._open_stream = open_stream or DeviceStream
+        self._streams: dict[torch.device, tuple[Stream, list[int]]] = {}
+        self._mark = secrets.token_bytes(8)
+        self._next = 0
+        self._copies: list[tuple[list[int], Copy]] = []
+        self._arrived: list[dict[int, bytes]] = [{}, {}]  # since the last step's end, and before
+
+    def digest(self, tensor: torch.Tensor, view: PlainView) -> bytes:
+        """Queue the digest of a plain tensor on a device and return a placeholder for it.
+
+        Raises:
+            Undigestible: see `host.check_readable`.
+        """
+        check_readable(tensor, view)
+        where = tensor.device
+        if where not in self._streams:
+            self._streams[where] = (self._open_stream(tensor), [])
+        stream, numbers = self._streams[where]
+        if len(numbers) == ROWS:
+            self._begin_copy(stream, numbers)
+        stream.put(tensor, len(numbers))
+        number = self._next
+        self._next += 1
+        numbers.append(number)
+        return self._mark + number.to_bytes(8, "little")
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's digest can be waited for: work is queued in a default stream."""
+        if not tensor.is_cuda:
+            return False
+        where = tensor.device
+        is_default: bool = torch.cuda.current_stream(where) == torch.cuda.default_stream(where)
+        return is_default
+
+    def begin_copies(self) -> int:
+        """Send what has been queued so far on its way; return the number of the next placeholder."""
+        for stream, numbers in self._streams.values():
+            if numbers:
+                self._begin_copy(stream, numbers)
+        return self._next
+
+    def has_arrived(self, until: int) -> bool:
+        """Return whether the copies of all placeholders before a number are done."""
+        return all(copy.is_done() for numbers, copy in self._copies if numbers[0] < until)
+
+    def fill(self, digests: bytearray, until: int) -> None:
+        """Replace the placeholders among digests by what they stand for, waiting if need be.
+
+        Args:
+            digests: 16 bytes each.
+            until: what `begin_copies` returned after the last of them was made.
+        """
+        words = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        is_marked = words[:, 0] == np.frombuffer(self._mark, "<u8")
+        found = np.flatnonzero(is_marked & (words[:, 1] < until))
+        if not len(found):
+            return
+        self._receive(until)
+        newer, older = self._arrived
+        for index in found.tolist():
+            number = int(words[index, 1])
+            digest = newer[number] if number in newer else older[number]
+            words[index] = np.frombuffer(digest, "<u8")
+
+    def end_step(self) -> None:
+        """Forget what no event can ask for any more: an event may belong to the next step yet."""
+        self._arrived = [{}, self._arrived[0]]
+
+    def _begin_copy(self, stream: Stream, numbers: list[int]) -> None:
+        self._copies.append((numbers.copy(), stream.copy(len(numbers))))
+        numbers.clear()
+
+    def _receive(self, until: int) -> None:
+        copies = [entry for entry in self._copies if entry[0][0] < until]
+        self._copies = [entry for entry in self._copies if entry[0][0] >= until]
+        for numbers, copy in copies:
+            rows = copy.rows()
+            for index, number in enumerate(numbers):
+                self._arrived[0][number] = rows[16 * index : 16 * index + 16]
+
+
+class DeviceStream:
+    """A CUDA device's default stream, and the buffers that it is used with."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Make the buffers on a tensor's device."""
+        self._stream = torch.cuda.default_stream(tensor.device)
+        self._buffer = tensor.new_empty((ROWS, 2), dtype=torch.int64)
+        self._slots = tensor.new_empty((device.MAX_SLOTS, 2), dtype=torch.int64)
+
+    def put(self, tensor: torch.Tensor, row: int) -> None:
+        """Queue the digest of a plain tensor into a row of the buffer."""
+        device.digest(tensor, out=self._buffer[row], slots=self._slots)
+
+    def copy(self, num_rows: int) -> "DeviceCopy":
+        """Queue a copy of the first rows; what the stream runs afterwards does not change it."""
+        # Pinned memory is torch's to reuse: after some steps nothing is allocated here.
+        host = torch.empty((num_rows, 2), dtype=torch.int64, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            host.copy_(self._buffer[:num_rows], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return DeviceCopy(host, event)
+
+
+class DeviceCopy:
+    """A copy in a CUDA stream, followed by an event."""
+
+    def __init__(self, host: torch.Tensor, event: torch.cuda.Event) -> None:
+        """Watch a copy to pinned memory."""
+        self._host = host
+        self._event = event
+
+    def is_done(self) -> bool:
+        """Return whether the rows have arrived."""
+        is_done: bool = self._event.query()
+        return is_done
+
+    def rows(self) -> bytes:
+        """Wait for the rows and return them."""
+        self._event.synchronize()
+        rows: bytes = self._host.numpy().tobytes()
+        return rows

@@ -1,0 +1,61 @@
+"""Streams for `digest.staging` that complete late and out of order, on tensors of the host."""
+
+from collections.abc import Callable
+
+import torch
+
+from fpdiff.fingerprint.digest.mix128 import device
+from fpdiff.fingerprint.digest.staging import ROWS, Staging
+
+
+class LateCopy:
+    """A copy of what a buffer held when the copy was queued; it arrives when it is told to."""
+
+    def __init__(self, rows: torch.Tensor, log: list[str]) -> None:
+        self.rows_then = rows.clone()
+        self.has_arrived = False
+        self._log = log
+
+    def is_done(self) -> bool:
+        return self.has_arrived
+
+    def rows(self) -> bytes:
+        self._log.append("used" if self.has_arrived else "waited")
+        self.has_arrived = True
+        data: bytes = self.rows_then.numpy().tobytes()
+        return data
+
+
+class LateStream:
+    def __init__(self, copies: list[LateCopy], log: list[str]) -> None:
+        self._buffer = torch.full((ROWS, 2), -1, dtype=torch.int64)
+        self._copies = copies
+        self._log = log
+
+    def put(self, tensor: torch.Tensor, row: int) -> None:
+        device.digest(tensor, out=self._buffer[row])
+
+    def copy(self, num_rows: int) -> LateCopy:
+        self._copies.append(LateCopy(self._buffer[:num_rows], self._log))
+        return self._copies[-1]
+
+
+class LateStaging(Staging):
+    """Takes every tensor; `copies` are under way, and `log` says which of them were waited for.
+
+    Whenever a copy is begun, `arrive` is called with all copies so far.
+    """
+
+    def __init__(self, arrive: Callable[[list[LateCopy]], None] = lambda copies: None) -> None:
+        self.copies: list[LateCopy] = []
+        self.log: list[str] = []
+        self._arrive = arrive
+        super().__init__(lambda tensor: LateStream(self.copies, self.log))
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def begin_copies(self) -> int:
+        until = super().begin_copies()
+        self._arrive(self.copies)
+        return until
