@@ -93,7 +93,7 @@ class Describer:
             inputs=[_name(arm.site_of(i)) for i in inputs[:MAX_INPUTS].tolist()],
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
-            strength=advice.strength(self._rung, kind.class_, len(inputs)),
+            strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
             hint=advice.hint(
                 kind.class_,
                 kind.component,
@@ -105,6 +105,13 @@ class Describer:
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
+
+    def _records(self) -> str:
+        """Return what the step's records are worth, which were checked when they were read."""
+        arms = {"A": self._aligned.a, "B": self._aligned.b}
+        if cut := [f"{name}'s" for name, arm in arms.items() if arm.is_cut]:
+            return f"{' and '.join(cut)} record ends within the step"
+        return "both records of the step are whole"
 
     @cached_property
     def _consequences(self) -> Consequences | None:

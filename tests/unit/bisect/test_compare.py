@@ -666,6 +666,10 @@ def test_a_step_in_which_a_rank_died_is_compared_up_to_there(tmp_path: Path) -> 
         verdict = verdict_of(a, b)
         assert verdict.verdict == "identical"
         assert f"{name}'s record ends within step 3: compared up to there" in verdict.notes
+        assert all(
+            o.strength.startswith(f"{name}'s record ends within the step; ")
+            for o in verdict.origins
+        )
         assert (verdict.effects.loss, verdict.effects.parameters) == (None, None)
 
 
