@@ -244,11 +244,13 @@ class RankRecord:
     def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:
         """Return whether a segment may hold events of some steps.
 
-        Segments end between steps, so a step is closed where its events are; only the last one may
-        hold some of a step that was never closed.
+        Segments end between steps, so a step is closed where its events are; those of a step that
+        was never closed may be anywhere.
         """
+        if np.isin(self._closed[index], steps).any():
+            return True
         is_last = index == len(self.segments) - 1
-        return is_last or bool(np.isin(self._closed[index], steps).any())
+        return is_last or not np.isin(steps, np.concatenate(self._closed)).all()
 
     @cached_property
     def _sites(self) -> pa.Table:
