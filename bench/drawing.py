@@ -21,7 +21,8 @@ def draw_medians(axis: Any, points: Iterable[tuple[int, float]]) -> None:
     axis.plot(places, [statistics.median(values[place]) for place in places], color=COLOURS[1])
     for place in places:
         axis.plot([place] * len(values[place]), values[place], ".", color=COLOURS[2])
-    axis.set_ylim(bottom=0)
+    axis.set_xticks(places, [f"{place:,}" for place in places])
+    axis.set_ylim(0, 1.1 * max(max(each) for each in values.values()))
     axis.grid(alpha=0.3)
 
 
@@ -61,7 +62,7 @@ def draw_overheads(axis: Any, groups: dict[str, list[Any]]) -> None:
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylim(bottom=LEAST_PERCENT)
     axis.set_xticks(range(len(groups)), [f"{size} parameters" for size in groups])
-    axis.set_ylabel("added to a step, %")
+    axis.set_ylabel("added to a step, %, log scale")
     axis.grid(axis="y", alpha=0.3)
 
 

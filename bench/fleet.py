@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="needs matplotlib")
     parser.add_argument("--json", type=Path, help="write what was measured there, print nothing")
     args = parser.parse_args()
+    if args.plot and all(len(getattr(args, name)) == 1 for name in VARIED):
+        parser.error("--plot needs several values of --ranks, --steps or --events")
     found = [m for case in _cases(args) for m in measure(args, *case)]
     deliver(found, table_of(found), args.json)
     if args.plot:
@@ -149,7 +151,7 @@ def table_of(found: list[Measured]) -> Table:
             f"{max(each.peak_mib for each in again):.0f}",
             f"{m.read_bytes / 1e6:,.0f}",
             f"{m.share:.2%}",
-            f"{m.counted:,}",
+            f"{m.counted:,}" if m.counted else "",
         )
     return table
 

@@ -6,11 +6,12 @@
 inputs too; `--msprobe` adds MindStudio's msprobe, see msprobe_cost.py.
 
 The conditions take turns in one process, on one model, a block of steps each, in an order that
-rotates, so that a machine that slows down or warms up slows all of them. A block's cost is that of
-its steps after the second, and of closing the run: every flush is in it. What a run costs once
-(imports, the searches for optimizers, creating files) is in the first two steps and given apart.
-Each ratio is to the block without recorder of the same round. After each block of a rung, as many
-bytes as it digests in a step are digested once: see digested.py.
+rotates, so that a machine that slows down or warms up slows all of them; DebugMode, which takes
+longer than all others together, in every second round. A block's cost is that of its steps after
+the second, and of closing the run: every flush is in it. What a run costs once (imports, the searches
+for optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
+without recorder of the same round. After each block of a rung, as many bytes as it digests in a step
+are digested once: see digested.py.
 """
 
 import argparse
@@ -41,10 +42,10 @@ DEBUG_MODES = ("DebugMode, outputs", "DebugMode, inputs too")
 ONCE = 2
 """Steps in which a run pays what it pays once."""
 SHORT = ONCE + 2
-"""Steps in a block of a tool that costs as much as the step itself: a few tell."""
+"""Steps in a block of DebugMode, and the least that a block may have."""
 COUNTED = 2
 """Steps after the first ones in which bytes are counted."""
-DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (8, 8), "67M": (5, 5)}
+DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (12, 8), "67M": (6, 5)}
 """Rounds, and steps in a block. In the smallest model the end of a run counts, as each segment's."""
 
 
@@ -190,14 +191,20 @@ def measure(
         rehearse(step, each)
     limit = Limit(int(max(each.digested_bytes for each in found)))
     for turn in range(rounds):
-        for place in range(len(found)):
-            each = found[(turn + place) % len(found)]
+        now = [each for each in found if not turn % 2 or each.condition not in DEBUG_MODES]
+        for each in rotated(now, turn):
             time_block(step, each)
             if each.digested_bytes:
                 each.limit.append(limit.seconds(int(each.digested_bytes)))
-    for each in found:
-        each.bare = found[0].seconds
+        for each in now:
+            each.bare.append(found[0].seconds[-1])
     return found
+
+
+def rotated(found: list[Measured], turn: int) -> list[Measured]:
+    """Return the conditions in the order of a round."""
+    first = turn % len(found)
+    return found[first:] + found[:first]
 
 
 def measure_msprobe(size: str, rounds: int, threads: int) -> list[Measured]:

@@ -76,7 +76,7 @@ PARTS = {
     ),
     "compare ranks": Part(
         fleet,
-        "--ranks 32,64,128,256 --steps 50,100,200,400 --events 18,120,480,978 --repeat 3",
+        "--ranks 32,64,128,256 --steps 50,100,200,400 --events 18,240,480,978 --repeat 3",
         "--ranks 2,4 --steps 4,8 --events 18,120 --processes 1",
     ),
 }
@@ -134,7 +134,8 @@ def draw(found: dict[str, list[Any]], path: Path) -> None:
         f"{name}{' a step' if name == 'events' else ''}": fleet.points(found["compare ranks"], name)
         for name in fleet.VARIED
     }
-    curves["operators' events"] = [(m.events, m.seconds) for m in found["compare operators"]]
+    compared = found["compare operators"]
+    curves["thousand events of operators"] = [(m.events // 1000, m.seconds) for m in compared]
     draw_suite(path, overheads, curves)
 
 
@@ -164,6 +165,10 @@ def main() -> None:
     parser.add_argument("--msprobe", action="store_true", help="measure msprobe too")
     args = parser.parse_args()
     if args.publish:
+        if json.loads((args.publish / "suite.json").read_text(encoding="utf-8"))["quick"]:
+            parser.error(
+                f"{args.publish} is a trial: publish what a suite without --quick measured"
+            )
         publish(args.publish, PAGE)
         return
     path = args.out / "suite.json"
