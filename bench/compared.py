@@ -27,7 +27,7 @@ def in_new_process(runs: Sequence[Path], *, count: bool = False) -> dict[str, An
             if path.is_file():
                 _forget(path)
     command = [sys.executable, __file__, *map(str, runs), *(["--count"] if count else [])]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

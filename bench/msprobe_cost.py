@@ -32,7 +32,7 @@ def in_new_process(size: str, level: str, threads: int) -> tuple[float, float, f
     """Return what a new process measured."""
     command = [sys.executable, __file__, "--size", size, "--level", level]
     command += ["--threads", str(threads)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     bare, first, seconds, size_bytes = json.loads(done.stdout.splitlines()[-1])
     return bare, first, seconds, size_bytes
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.files import write_json
@@ -14,6 +14,9 @@ SITES = 20_000
 """Calls of operators in a microbatch: more events of a step are further microbatches."""
 
 PHASES = ("forward", "backward", "optimizer")
+
+Step: TypeAlias = tuple[EventColumns, dict[str, Any]]
+"""A step's events, and its row of STEPS."""
 
 
 def write(root: Path, events: int, steps: int, *, differs: bool) -> None:
@@ -39,10 +42,8 @@ def begin(root: Path, events_of_a_step: int) -> RankWriter:
     return writer
 
 
-def steps_of(
-    events: int, steps: int, *, differs: bool
-) -> Iterator[tuple[EventColumns, dict[str, Any]]]:
-    """Yield each step's events, and its row of STEPS."""
+def steps_of(events: int, steps: int, *, differs: bool) -> Iterator[Step]:
+    """Yield the steps of a run of so many events."""
     per_step = events // steps
     sites = min(per_step, SITES)
     for step in range(steps):

@@ -229,8 +229,8 @@ def table_of(found: list[Measured]) -> Table:
     """Return what was measured of one size as a table."""
     base = found[0]
     table = Table(
-        f"Overhead on a GPT of {base.size.replace('M', ' M')} parameters:"
-        f" {len(base.seconds)} rounds of {base.steps} steps, threads: {base.threads}",
+        f"Overhead on a GPT of {base.size.replace('M', ' M')} parameters; rounds:"
+        f" {len(base.seconds)}, steps of a block: {base.steps}, threads: {base.threads}",
         (
             *("condition", "s a step", "ratio", "min", "max"),
             *("limit", "times limit", "MB digested", "GB/s"),

@@ -11,6 +11,7 @@ import machine
 import overhead
 import pytest
 import suite
+import throughput
 from processes import BENCH, PYTHON, Result, run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -116,3 +117,9 @@ def test_trials_are_not_published_and_figures_not_overwritten(
         assert said in capsys.readouterr().err
     assert (made[0] / "suite.json").read_text() == written
     assert json.loads(written)["quick"]
+
+
+def test_a_part_that_fails_ends_the_suite(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="--bogus .* has failed with exit code 2: see above"):
+        suite.Part(throughput, "--bogus", None).measure(quick=False)
+    assert "unrecognized arguments: --bogus" in capfd.readouterr().err
