@@ -13,6 +13,7 @@ figure beside that page.
 """
 
 import argparse
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ import fleet
 import machine
 import overhead
 import throughput
+from conditions import NO_OP, NO_RECORDER
 from drawing import draw_suite
 from tables import Table
 
@@ -56,7 +58,7 @@ class Part:
             command = [sys.executable, script, *options, *more, "--json", str(path)]
             if code := subprocess.run(command, check=False).returncode:
                 sys.exit(f"{' '.join(command)} has failed with exit code {code}: see above")
-            found: list[dict[str, Any]] = json.loads(path.read_text())
+            found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
             return found
 
 
@@ -98,7 +100,7 @@ def measure(path: Path, *, quick: bool, msprobe: bool) -> None:
 
 def read(path: Path) -> dict[str, list[Any]]:
     """Return what was measured, by part, as the dataclasses of the modules that measured it."""
-    parts = json.loads(path.read_text())["parts"]
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
     return {name: [PARTS[name].bench.Measured(**row) for row in parts[name]] for name in parts}
 
 
@@ -111,14 +113,9 @@ def page(path: Path) -> str:
     """Return what was measured, and on what, as Markdown."""
     suite = json.loads(path.read_text(encoding="utf-8"))
     facts = ", ".join(f"{name} {value}" for name, value in suite["machine"].items() if value)
-    kind = (
-        "`python bench/suite.py --quick`, which is a trial"
-        if suite["quick"]
-        else "`python bench/suite.py`"
-    )
-    return f"Measured with {kind}: {facts}.\n\n" + "\n".join(
-        t.markdown() for t in tables(read(path))
-    )
+    trial = " --quick`, which is a trial" if suite["quick"] else "`"
+    shown = "\n".join(table.markdown() for table in tables(read(path)))
+    return f"Measured with `python bench/suite.py{trial}: {facts}.\n\n{shown}"
 
 
 def draw(found: dict[str, list[Any]], path: Path) -> None:
@@ -126,9 +123,7 @@ def draw(found: dict[str, list[Any]], path: Path) -> None:
     overheads = {}
     for name, measured in found.items():
         if PARTS[name].bench is overhead:
-            shown = [
-                m for m in measured if m.condition not in (overhead.NO_RECORDER, overhead.NO_OP)
-            ]
+            shown = [m for m in measured if m.condition not in (NO_RECORDER, NO_OP)]
             overheads[measured[0].size] = shown
     curves = {
         f"{name}{' a step' if name == 'events' else ''}": fleet.points(found["compare ranks"], name)
@@ -165,12 +160,14 @@ def main() -> None:
     parser.add_argument("--msprobe", action="store_true", help="measure msprobe too")
     args = parser.parse_args()
     if args.publish:
+        if not (args.publish / "suite.png").exists():
+            parser.error(f"{args.publish} holds no suite that has ended")
         if json.loads((args.publish / "suite.json").read_text(encoding="utf-8"))["quick"]:
-            parser.error(
-                f"{args.publish} is a trial: publish what a suite without --quick measured"
-            )
+            parser.error(f"{args.publish} is a trial: publish what was measured without --quick")
         publish(args.publish, PAGE)
         return
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("the figure needs matplotlib: pip install matplotlib")
     path = args.out / "suite.json"
     if path.exists():
         parser.error(f"{path} exists: give another folder")

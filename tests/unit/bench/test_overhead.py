@@ -4,7 +4,8 @@ import importlib.util
 
 import overhead
 import pytest
-from overhead import NO_OP, NO_RECORDER, Measured
+from conditions import NO_OP, NO_RECORDER
+from overhead import Measured
 
 
 def _measured(condition: str, seconds: list[float], **others: object) -> Measured:
