@@ -3,10 +3,10 @@
 The second is the physical limit of recording: no recorder that looks at these bytes takes less.
 """
 
+import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -18,35 +18,45 @@ STRETCH_BYTES = 256 << 20
 """More than a cache holds, as a large model's tensors are."""
 
 
-@dataclass
 class Digested:
-    """What has been digested so far."""
+    """What has been digested so far.
 
-    size_bytes: int = 0
-    calls: int = 0
+    Attributes:
+        once_bytes: of memory when it held what it had not held before.
+        again_bytes: of memory that was digested before and still held the same.
+    """
 
-    def add(self, size_bytes: int) -> None:
-        """Count one digest."""
-        self.size_bytes += size_bytes
-        self.calls += 1
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.once_bytes = 0
+        self.again_bytes = 0
+        self._seen: set[tuple[int, int, bytes]] = set()
+
+    def add(self, address: int, size_bytes: int, digest: bytes) -> bytes:
+        """Count one digest, and return it."""
+        what = (address, size_bytes, digest)
+        if what in self._seen:
+            self.again_bytes += size_bytes
+        else:
+            self._seen.add(what)
+            self.once_bytes += size_bytes
+        return digest
 
 
 @contextmanager
 def counting() -> Iterator[Digested]:
     """Count what recorders that begin inside the block digest of tensors.
 
-    A digest that is found again is not counted. Counting takes time: no timing of such a block.
+    A digest that is remembered is not counted. Counting takes time: no timing of such a block.
     """
     counted = Digested()
     own = ALGORITHMS[DIGEST_ALGORITHM]
 
     def of_memory(data: Memory) -> bytes:
-        counted.add(len(data))
-        return own.of_memory(data)
+        return counted.add(ctypes.addressof(data), len(data), own.of_memory(data))
 
     def of_plain(tensor: torch.Tensor, view: PlainView) -> bytes:
-        counted.add(tensor.nbytes)
-        return own.of_plain(tensor, view)
+        return counted.add(tensor.data_ptr(), tensor.nbytes, own.of_plain(tensor, view))
 
     ALGORITHMS[DIGEST_ALGORITHM] = Algorithm(of_memory, of_plain)
     try:

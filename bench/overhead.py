@@ -10,8 +10,8 @@ rotates, so that a machine that slows down or warms up slows all of them; DebugM
 longer than all others together, in every second round. A block's cost is that of its steps after
 the second, and of closing the run: every flush is in it. What a run costs once (imports, the searches
 for optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
-without recorder of the same round. After each block of a rung, as many bytes as it digests in a step
-are digested once: see digested.py.
+without recorder of the same round. After each block of a rung, as many bytes as it has to digest in
+a step are digested, and nothing else is done: see digested.py.
 """
 
 import argparse
@@ -55,7 +55,8 @@ class Measured:
         seconds: of a step.
         first: seconds of a block's first two steps.
         limit: seconds for digesting the same bytes once.
-        digested_bytes: of tensors.
+        once_bytes: digested of memory that held what it had not held before.
+        again_bytes: digested of memory that had not changed since it was digested.
         events: recorded.
         disk_bytes: of the record.
         ops: that pass through the dispatcher.
@@ -69,7 +70,8 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     limit: list[float] = field(default_factory=list)
-    digested_bytes: float = 0
+    once_bytes: float = 0
+    again_bytes: float = 0
     events: float = 0
     disk_bytes: float = 0
     ops: float = 0
@@ -103,11 +105,13 @@ def rehearse(step: Callable[[], None], found: Measured) -> None:
         with counter if found.condition == NO_OP else observer(found.condition, run):
             for _ in range(ONCE):
                 step()
-            before, ops_before = digested.size_bytes, counter.ops
+            before = (digested.once_bytes, digested.again_bytes, counter.ops)
             for _ in range(COUNTED):
                 step()
-            found.digested_bytes = (digested.size_bytes - before) / COUNTED
-            found.ops = (counter.ops - ops_before) / COUNTED
+            after = (digested.once_bytes, digested.again_bytes, counter.ops)
+        found.once_bytes, found.again_bytes, found.ops = (
+            (b - a) / COUNTED for a, b in zip(before, after, strict=True)
+        )
         if found.condition in RUNGS:
             record = fpdiff.open_run(run).ranks[0]
             found.events = record.events(ONCE).num_rows
@@ -145,13 +149,13 @@ def measure(
     ]
     for each in found:
         rehearse(step, each)
-    limit = Limit(int(max(each.digested_bytes for each in found)))
+    limit = Limit(int(max(each.once_bytes for each in found)))
     for turn in range(rounds):
         now = [each for each in found if not turn % 2 or each.condition not in DEBUG_MODES]
         for each in rotated(now, turn):
             time_block(step, each)
-            if each.digested_bytes:
-                each.limit.append(limit.seconds(int(each.digested_bytes)))
+            if each.once_bytes:
+                each.limit.append(limit.seconds(int(each.once_bytes)))
         for each in now:
             each.bare.append(found[0].seconds[-1])
     return found
@@ -189,7 +193,7 @@ def table_of(found: list[Measured]) -> Table:
         f" {len(base.seconds)}, steps of a block: {base.steps}, threads: {base.threads}",
         (
             *("condition", "s a step", "ratio", "min", "max"),
-            *("limit", "times limit", "MB digested", "GB/s"),
+            *("limit", "times limit", "MB once", "MB again", "GB/s"),
             *("events", "us an event", "us an op", "kB on disk", "bytes an event", "once, s"),
         ),
     )
@@ -207,12 +211,13 @@ def table_of(found: list[Measured]) -> Table:
 
 def _limit_cells(each: Measured) -> list[str]:
     if not each.limit:
-        return [""] * 4
-    speed = each.digested_bytes / statistics.median(each.limit)
+        return [""] * 5
+    speed = each.once_bytes / statistics.median(each.limit)
     return [
         f"{statistics.median(each.limit_ratios):.3f}",
         f"{statistics.median(each.multiples):.2f}",
-        f"{each.digested_bytes / 1e6:.1f}",
+        f"{each.once_bytes / 1e6:.1f}",
+        f"{each.again_bytes / 1e6:.1f}",
         f"{speed / 1e9:.1f}",
     ]
 

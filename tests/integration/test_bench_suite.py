@@ -51,7 +51,7 @@ def test_conditions_take_turns_and_rungs_are_held_against_the_limit(
         assert len(each.seconds) == len(each.bare) == rounds and min(each.seconds) > 0
         assert bool(each.limit) == bool(each.events) == (each.condition in RUNGS)
     rungs = [conditions[name] for name in RUNGS]
-    for name in ("digested_bytes", "events"):
+    for name in ("once_bytes", "events"):
         values = [getattr(rung, name) for rung in rungs]
         assert values == sorted(set(values)), name
     for rung in rungs:

@@ -17,7 +17,7 @@ def _measured(condition: str, seconds: list[float], **others: object) -> Measure
 
 
 def test_what_a_rung_adds_is_held_against_its_own_round() -> None:
-    rung = {"limit": [0.1, 0.1, 0.2], "digested_bytes": 2e9, "events": 100, "disk_bytes": 1500}
+    rung = {"limit": [0.1, 0.1, 0.2], "once_bytes": 2e9, "events": 100, "disk_bytes": 1500}
     table = overhead.table_of(
         [
             _measured(NO_RECORDER, [1.0, 2.0, 4.0]),
@@ -32,7 +32,7 @@ def test_what_a_rung_adds_is_held_against_its_own_round() -> None:
     assert [layer[name] for name in ("ratio", "min", "max")] == ["1.150", "1.050", "1.200"]
     assert layer["limit"] == "1.050"  # 1.1, 1.05, 1.05
     assert layer["times limit"] == "2.00"  # 2, 1, 3
-    assert (layer["MB digested"], layer["GB/s"]) == ("2000.0", "20.0")
+    assert (layer["MB once"], layer["GB/s"]) == ("2000.0", "20.0")
     assert layer["us an event"] == "2000.0"  # 0.2 s, 0.1 s, 0.6 s
     assert (layer["us an op"], layer["bytes an event"], layer["once, s"]) == ("", "15.0", "0.50")
     assert rows["op"]["us an op"] == "4000.0"
