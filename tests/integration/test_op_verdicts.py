@@ -226,6 +226,42 @@ def test_an_unseen_write_is_not_blamed_on_the_next_op(tmp_path: Path, rehash: bo
         assert "not known to vary" in origin.hint
 
 
+class PastTorch(torch.optim.Optimizer):
+    """Writes through numpy, as an optimizer's own kernel does: after ops of its own, or alone."""
+
+    def __init__(self, model: nn.Module, *, after_ops: bool) -> None:
+        super().__init__(model.parameters(), {"lr": 0.01})
+        self.after_ops, self.factors = after_ops, [1.0]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        for parameter in group["params"]:
+            if self.after_ops:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+            parameter.numpy()[:] *= self.factors[0]
+
+
+@pytest.mark.parametrize("after_ops", [True, False])
+def test_an_optimizer_that_writes_past_torch_is_named_as_the_state(
+    tmp_path: Path, after_ops: bool
+) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+        optimizer = PastTorch(model, after_ops=after_ops)
+        with fpdiff.record(tmp_path / arm, level="op"):
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(2, 256)).square().sum().backward()
+                optimizer.factors[0] = 0.5 if (arm, step) == ("B", 1) else 0.99
+                optimizer.step()
+    origins = fpdiff.compare(tmp_path / "A", tmp_path / "B").origins
+    found = {(o.step, o.phase, o.module, o.slot) for o in origins}
+    assert (1, "optimizer", "0", "weight") in found
+
+
 def test_a_parameter_written_past_torch_is_no_ops_fault(tmp_path: Path) -> None:
     def after_backward(arm: str, step: int, model: nn.Module) -> None:
         assert isinstance(model, Net)
