@@ -29,8 +29,23 @@ _HINTS = {
     " torch.utils.deterministic.fill_uninitialized_memory finds such reads",
     "kernel": "run both with torch.use_deterministic_algorithms(True)",
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
-    " the module uses a nondeterministic kernel",
+    " the module uses a nondeterministic kernel; if not, compare its settings and its code",
 }
+_AT_LAYER = {
+    "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
+    " the rung op records that",
+    "local_gradient": "compare what .grad held before this pass (zero_grad); if that is equal, run"
+    " with torch.use_deterministic_algorithms(True)",
+    "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
+    " unscaling, a hook; the rung op records that",
+}
+"""For what is computed outside of modules, which the rung layer does not record."""
+
+_EVALUATED = (
+    "only one run ran the model without gradients here, and what that left was read later: a"
+    " batch norm's averages in training mode, a cache"
+)
+_ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
     "parameter": "the weights differ before the step: initialisation or a checkpoint",
     "buffer": "a buffer differs before the step: is it persistent, is it in the checkpoint?",
@@ -48,6 +63,15 @@ BY_MICROBATCHES = (
 )
 """The hint for a loss, or a scalar, beside microbatches that only one run has."""
 
+OF_MICROBATCHES = (
+    "compare how many forwards an optimizer's step follows: accumulation, a skipped step, a last"
+    " batch"
+)
+"""The hint for microbatches that only one run has."""
+
+BY_SHAPE = "the batch has another shape: the sizes of what is made from it follow"
+"""The hint for other shapes, and other arguments, beside a batch of another shape."""
+
 
 _MAY_BE_A_LAUNCH = {"kernel", "computation", "environment", "uninitialised", "unseen-producer"}
 """Classes of origins at the rung op that a kernel which no operator shows may be behind."""
@@ -58,6 +82,9 @@ def hint(
     component: str | None,
     op: str | None = None,
     *,
+    kind: str = "",
+    phase: str = "",
+    rung: str = "",
     rehashed: bool = False,
     on_cpu: bool = False,
 ) -> str | None:
@@ -67,6 +94,9 @@ def hint(
         class_: its class, and component of the state.
         component: see `class_`.
         op: its operator, if the rung has it.
+        kind: of its event, and phase.
+        phase: see `kind`.
+        rung: what was compared.
         rehashed: what the op read was digested again just before.
         on_cpu: no other device was used.
     """
@@ -84,6 +114,12 @@ def hint(
                 " copy, its update or its checkpoint"
             )
         return _STATE_HINTS.get(component)
+    if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
+        return _AT_LAYER[kind]
+    if class_ == "structure" and phase == "eval":
+        return _EVALUATED
+    if class_ == "structure" and (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
+        return _ADDED_TO
     return _HINTS.get(class_)
 
 

@@ -53,6 +53,14 @@ class Aligned:
         return result
 
     @cached_property
+    def microbatches(self) -> Ints:
+        """Return each row's microbatch."""
+        result = np.zeros(len(self), np.int64)
+        for arm, index in ((self.b, self.index_b), (self.a, self.index_a)):
+            result[index >= 0] = arm.microbatch[index[index >= 0]]
+        return result
+
+    @cached_property
     def rows(self) -> tuple[Ints, Ints]:
         """Return the row of each of A's events, and of each of B's."""
         return _inverse(self.index_a, len(self.a)), _inverse(self.index_b, len(self.b))

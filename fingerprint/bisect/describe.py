@@ -18,7 +18,7 @@ from fpdiff.fingerprint.bisect.classify import (
     of_microbatches,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
-from fpdiff.fingerprint.bisect.origins import find_origins
+from fpdiff.fingerprint.bisect.origins import find_origins, is_batch
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
@@ -98,24 +98,37 @@ class Describer:
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
             strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
-            hint=self._hint(site, kind),
+            hint=self._hint(candidate, site, kind),
             evidence=[*self._cause(candidate), *self._evidence(kind)],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
 
-    def _hint(self, site: Site, kind: Kind) -> str | None:
+    def _hint(self, candidate: Candidate, site: Site, kind: Kind) -> str | None:
         """Return what to look at."""
-        has_more = any(c.microbatches is not None for c in self._found.candidates)
+        if candidate.microbatches is not None:
+            return advice.OF_MICROBATCHES
+        candidates = self._found.candidates
+        has_more = any(c.microbatches is not None for c in candidates)
         if has_more and site["kind"] in ("loss", "arguments"):
             return advice.BY_MICROBATCHES
+        is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
+        if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
+            return advice.BY_SHAPE
         return advice.hint(
             kind.class_,
             kind.component,
             site["op"],
+            kind=site["kind"],
+            phase=site["phase"],
+            rung=self._rung,
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
+
+    def _is_batch_of_other_shape(self, row: int) -> bool:
+        differs = self._aligned.paired[row] and not self._aligned.described_alike[row]
+        return bool(differs) and is_batch(self._aligned.site(row))
 
     def _records(self) -> str:
         """Return what the step's records are worth, which were checked when they were read."""

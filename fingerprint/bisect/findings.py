@@ -128,7 +128,7 @@ def examine(
     mismatched = np.zeros(len(aligned), bool)
     mismatched[findings.mismatched] = True
     candidates = _batch_first(aligned, mismatched, _candidates(aligned, findings))
-    candidates = _microbatches_first(aligned, candidates)
+    candidates = _microbatches_first(aligned, mismatched, candidates)
     return RankFindings(
         rank=rank,
         step=step,
@@ -212,31 +212,34 @@ def _batch_first(
     Unless what was drawn from a default generator is to blame: then the batch is its consequence.
     So it is of what another rank sent.
     """
-    batches = np.flatnonzero(mismatched & aligned.having(is_batch) & aligned.having(_is_forward))
-    if not batches.size:
-        return candidates
-    batch = int(batches[0])
     outside = aligned.having(is_outside)
+    batches = np.flatnonzero(mismatched & aligned.having(is_batch) & aligned.having(_is_forward))
     if not outside.any():
         return candidates
-    made_from = ancestors(aligned, mismatched, batch)
-    prepared = [c for c in candidates if outside[c.row] and made_from[c.row] and not c.meeting]
-    if not prepared:
-        return candidates
-    draws = [c for c in candidates if c.row < batch and _is_default_draw(aligned.site(c.row))]
-    if draws:
-        return [c for c in candidates if c in draws or c not in prepared]
-    others = [c for c in candidates if c not in prepared]
-    # The first op of all that differ: that of a sampler, say, whose numbers leave torch.
-    cause = int(np.flatnonzero(~aligned.equal & outside)[0])
-    found = Candidate(batch, 1, False, False, None, _begin(aligned, batch), cause)
-    return sorted([found, *others], key=lambda c: (c.row, not c.moved))
+    for batch in batches.tolist():
+        made_from = ancestors(aligned, mismatched, batch) & outside
+        prepared = [c for c in candidates if made_from[c.row] and not c.meeting]
+        if not prepared:
+            continue
+        draws = [c for c in candidates if c.row < batch and _is_default_draw(aligned.site(c.row))]
+        if draws:
+            return [c for c in candidates if c in draws or c not in prepared]
+        # The first op of all that differ: that of a sampler, say, whose numbers leave torch.
+        among = ~aligned.equal & outside if batch == batches[0] else made_from
+        found = Candidate(
+            batch, 1, False, False, None, _begin(aligned, batch), int(np.flatnonzero(among)[0])
+        )
+        others = [c for c in candidates if c not in prepared]
+        candidates = sorted([found, *others], key=lambda c: (c.row, not c.moved))
+    return candidates
 
 
-def _microbatches_first(aligned: Aligned, candidates: list[Candidate]) -> list[Candidate]:
+def _microbatches_first(
+    aligned: Aligned, mismatched: Flags, candidates: list[Candidate]
+) -> list[Candidate]:
     """Tell microbatches that only one run has as one finding, before what may follow from it.
 
-    A loss, say, is divided by their number.
+    A loss, say, is divided by their number. What prepared their batches is part of it.
     """
     a, b = aligned.a, aligned.b
     if a.is_cut or b.is_cut or not len(a) or not len(b):
@@ -245,20 +248,17 @@ def _microbatches_first(aligned: Aligned, candidates: list[Candidate]) -> list[C
     if numbers[0] == numbers[1]:
         return candidates
     more = sides(aligned) == (1 if numbers[0] > numbers[1] else 2)
-    of_those = [
-        c for c in candidates if more[c.row] and _microbatch(aligned, c.row) >= min(numbers)
-    ]
-    if not of_those:
+    own = aligned.having(is_batch) & more & (aligned.microbatches >= min(numbers))
+    if not own.any():
         return candidates
-    batches = [c for c in of_those if is_batch(aligned.site(c.row))]
-    count = sum(c.count for c in of_those)
-    first = replace((batches or of_those)[0], count=count, microbatches=numbers)
+    batch = int(np.flatnonzero(own)[0])
+    part = more & (aligned.microbatches >= min(numbers))
+    for row in np.flatnonzero(own).tolist():
+        part |= more & ancestors(aligned, mismatched, row)
+    of_those = [c for c in candidates if part[c.row]]
+    count = int(part.sum())
+    first = Candidate(batch, count, False, False, None, _begin(aligned, batch), None, numbers)
     return [first, *(c for c in candidates if c not in of_those)]
-
-
-def _microbatch(aligned: Aligned, row: int) -> int:
-    arm, index = aligned.arm_of(row)
-    return int(arm.microbatch[index])
 
 
 def _moves(moved: Ints) -> tuple[Ints, Ints]:
@@ -270,7 +270,7 @@ def _moves(moved: Ints) -> tuple[Ints, Ints]:
 def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
-    return int(order > 0), _microbatch(aligned, row), order
+    return int(order > 0), int(aligned.microbatches[row]), order
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

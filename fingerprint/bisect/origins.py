@@ -44,8 +44,8 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     What one run has beyond the end of a record that was cut off does not count, nor do four kinds
     of difference: the state of a generator at step start (what a module
     drew from says where it began to matter), logged numbers, evaluation passes that only one
-    run made (what they changed shows later by itself), and ops outside of all modules that nothing
-    else read (a printed norm, a checkpoint).
+    run made and that left nothing which is read elsewhere, and ops outside of all modules that
+    nothing else read (a printed norm, a checkpoint).
 
     Args:
         aligned: the step.
@@ -59,6 +59,9 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched &= ~remade
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
+    led_on = _led_on(aligned, evaluations, mismatched)
+    mismatched |= led_on
+    evaluations &= ~led_on
     follows = mismatched & (_makes_state(aligned, mismatched) | remade_otherwise)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
@@ -163,6 +166,24 @@ def _evaluations(aligned: Aligned) -> Flags:
     stretch = blocks(side, evaluation)
     whole = np.unique(stretch[candidates & aligned.having(_is_pass)])
     result: Flags = candidates & np.isin(stretch, whole)
+    return result
+
+
+def _led_on(aligned: Aligned, evaluations: Flags, mismatched: Flags) -> Flags:
+    """Return the rows of evaluation passes that left something which a mismatched event read.
+
+    In training mode a batch norm's averages, say. What an evaluation drew from a generator shows
+    where the generator is drawn from next. Only of operators it is known what they read.
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    if not evaluations.any():
+        return result
+    producer, event = aligned.edges
+    made = evaluations & aligned.having(is_kind("result", "written"))
+    result[producer[made[producer] & mismatched[event]]] = True
+    inside = evaluations[producer] & evaluations[event]
+    while (found := inside & result[event] & ~result[producer]).any():
+        result[producer[found]] = True
     return result
 
 

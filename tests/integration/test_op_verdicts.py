@@ -226,6 +226,45 @@ def test_an_unseen_write_is_not_blamed_on_the_next_op(tmp_path: Path, rehash: bo
         assert "not known to vary" in origin.hint
 
 
+def test_an_evaluation_that_left_something_comes_first(tmp_path: Path) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with fpdiff.record(tmp_path / arm, level="op"):
+            for step in range(4):
+                x = torch.full((6, 8), 0.1 * step)
+                if (arm, step) == ("B", 2):
+                    with torch.no_grad():
+                        model(x)  # In training mode: it moves the averages.
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    origin = only(fpdiff.compare(tmp_path / "A", tmp_path / "B"))
+    assert (origin.step, origin.phase, origin.class_) == (2, "eval", "structure")
+    assert "only in B" in origin.summary and "averages" in (origin.hint or "")
+
+
+def test_the_sizes_that_follow_from_a_batch_are_said_to(tmp_path: Path) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with fpdiff.record(tmp_path / arm, level="op"):
+            for step in range(3):
+                x = torch.ones(5 if (arm, step) == ("B", 1) else 6, 8)
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    first, *rest = fpdiff.compare(tmp_path / "A", tmp_path / "B").origins
+    assert (first.step, first.class_, first.slot) == (1, "metadata", "arg.0")
+    assert rest and all("sizes" in (o.hint or "") for o in rest)
+
+
 class PastTorch(torch.optim.Optimizer):
     """Writes through numpy, as an optimizer's own kernel does: after ops of its own, or alone."""
 
@@ -234,7 +273,7 @@ class PastTorch(torch.optim.Optimizer):
         self.after_ops, self.factors = after_ops, [1.0]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
         for parameter in group["params"]:
             if self.after_ops:

@@ -35,6 +35,18 @@ def test_every_class_and_component_has_a_hint() -> None:
         assert hint("state", component) and hint("state", component + OUTSIDE)
 
 
+def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
+    def said(kind: str, rung: str = "layer") -> str:
+        return hint("computation", None, kind=kind, rung=rung) or ""
+
+    assert "labels" in said("loss") and "clipping" in said("reduced_gradient")
+    assert "zero_grad" in said("local_gradient")
+    assert said("output") == said("loss", "step") == hint("computation", None)
+    assert "averages" in (hint("structure", None, phase="eval") or "")
+    added = hint("structure", None, "aten.add_.Tensor", kind="input", phase="backward")
+    assert "zero_grad" in (added or "")
+
+
 @pytest.mark.parametrize(
     ("rung", "class_", "count", "says"),
     [
