@@ -14,6 +14,7 @@ script       the bodies of those three
 recorder     steps, sites and events: every hook's way to the store
 sitetable    numbers of sites
 source       the line of the program that is running
+lines        the line that an event is told to be at
 steprow      the digests of a closed step
 stepwriter   puts steps on disk in order, each when its digests have arrived
 warning      warnings that cannot harm the program
@@ -39,7 +40,7 @@ inductor     compiled code, which is left opaque
 rehearsal    what is run only to learn shapes, and not recorded
 writers      which events wrote the memory that an operator reads
 prelude      operators between two steps, until it is known to which they belong
-nodes        which module call an autograd node comes from
+nodes        which module call and line an autograd node comes from
 collectives  what a rank gives and gets, and with whom
 handles      where Python calls collectives and waits for them, at rung layer
 wrapping     puts functions of the recorder's around others of torch or Triton

@@ -110,7 +110,7 @@ class OpRecorder:
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Call | None:
         """Record what an operator is about to read; return None if it is not to be followed."""
-        call: Call | None = self.observed(self._before, op, args, kwargs)
+        call: Call | None = self.observed(self._begin, op, args, kwargs)
         return call
 
     def after(self, call: Call, result: Any) -> None:
@@ -131,6 +131,14 @@ class OpRecorder:
                 return None
             finally:
                 recorder.is_observing = outer
+
+    def _begin(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call | None:
+        call = self._before(op, args, kwargs)
+        if call is not None and not call.schema.waits:
+            self.recorder.lines.note(call.point, call.occurrence)
+        return call
 
     def _before(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -22,14 +22,14 @@ from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process, runfolder
 from fpdiff.fingerprint.record.dataflow import Producers
 from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.lines import Lines
 from fpdiff.fingerprint.record.names import Names
-from fpdiff.fingerprint.record.nodes import NodeScopes
+from fpdiff.fingerprint.record.nodes import Nodes
 from fpdiff.fingerprint.record.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.source import running_line
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.stepwriter import StepWriter
 from fpdiff.fingerprint.record.warning import warn
@@ -58,7 +58,8 @@ class Recorder:
         self.scopes = ScopeStack()
         self.producers = Producers()
         self.writers = Writers()
-        self.nodes = NodeScopes()
+        self.nodes = Nodes()
+        self.lines = Lines(self.nodes)
         # With --rehash digests are compared as soon as they are taken.
         staging = Staging() if settings.digest == "mix128" and not settings.rehash else None
         self.cache = DigestCache(ALGORITHMS[settings.digest], staging)
@@ -160,7 +161,7 @@ class Recorder:
             self.awake = False
             warn(f"this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1)
             return False
-        self._sites = SiteTable(self._writer.add_site)
+        self._sites = SiteTable(self._writer.add_site, self.lines.of)
         self._steps = StepWriter(self._writer, self._sites, self._staging)
         self._thread = threading.get_ident()
         self._environment = environment.describe()
@@ -513,7 +514,7 @@ class Recorder:
             source = ""
             if again not in self._met_between_steps:
                 self._met_between_steps.add(again)
-                source = running_line() or ""
+                source = self.lines.of(point) or ""
             event = OpEvent(
                 point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value, source
             )
