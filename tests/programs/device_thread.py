@@ -4,12 +4,14 @@ Prints the number of threads that were at work.
 """
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-AT_WORK = set()
+AT_WORK = set[int]()
 OPS = ("pow.Tensor_Scalar", "mul.Scalar", "mul.Tensor", "add.Tensor", "detach")
 
 
@@ -17,17 +19,17 @@ class OnDevice(torch.Tensor):
     """A tensor of the device; its elements lie on the host."""
 
     @staticmethod
-    def __new__(cls, elements):
+    def __new__(cls, elements: Tensor) -> Any:
         made = torch._C._acc.create_empty_tensor(elements.shape, elements.dtype)
         made.__class__ = cls
         return made
 
-    def __init__(self, elements):
+    def __init__(self, elements: Tensor) -> None:
         self.elements = elements
 
 
-def kernel(op):
-    def run(*args):
+def kernel(op: Any) -> Callable[..., OnDevice]:
+    def run(*args: Any) -> OnDevice:
         AT_WORK.add(threading.get_ident())
         return OnDevice(op(*(getattr(arg, "elements", arg) for arg in args)))
 
@@ -36,21 +38,21 @@ def kernel(op):
 
 class Move(torch.autograd.Function):
     @staticmethod
-    def forward(context, x):
+    def forward(context: Any, x: Any) -> Any:
         return OnDevice(x.detach())
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: Any) -> Any:
         return gradient.elements
 
 
 class Return(torch.autograd.Function):
     @staticmethod
-    def forward(context, x):
+    def forward(context: Any, x: Any) -> Any:
         return x.elements.detach()
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: Any) -> Any:
         return OnDevice(gradient)
 
 
@@ -58,12 +60,12 @@ class Recomputed(torch.autograd.Function):
     """Runs a module again in the backward, in that thread, and differentiates it there."""
 
     @staticmethod
-    def forward(context, x, module):
+    def forward(context: Any, x: Any, module: nn.Module) -> Tensor:
         context.module, context.x = module, x.elements.detach()
         return OnDevice(module(context.x))
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: Any) -> Any:
         AT_WORK.add(threading.get_ident())
         with torch.enable_grad():
             x = context.x.requires_grad_()
@@ -72,32 +74,33 @@ class Recomputed(torch.autograd.Function):
 
 
 class Cubed(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return x**3  # -> pow
 
 
 class Waved(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = x * self.scale
         return x.sin()  # -> cos
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.linear, self.cubed, self.waved = nn.Linear(3, 3), Cubed(), Waved()
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         x = self.linear(x)  # -> mm
-        x = self.cubed(Move.apply(x))
-        return Return.apply(Recomputed.apply(x, self.waved))
+        x = self.cubed(Move.apply(x))  # type: ignore[no-untyped-call]
+        x = Recomputed.apply(x, self.waved)  # type: ignore[no-untyped-call]
+        return Return.apply(x)  # type: ignore[no-untyped-call]
 
 
-def main():
+def main() -> None:
     _setup_privateuseone_for_python_backend("fake")
     library = torch.library.Library("aten", "IMPL")
     for name in OPS:

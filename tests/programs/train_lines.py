@@ -1,43 +1,44 @@
 """Trains a model in whose backward each line with a comment `# -> OPS` has operators of its own."""
 
 import sys
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
 class Erf(torch.autograd.Function):
     @staticmethod
-    def forward(context, x):
+    def forward(context: Any, x: Tensor) -> Tensor:
         context.save_for_backward(x)
         return x.erf()
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: Tensor) -> Any:
         (x,) = context.saved_tensors
         return gradient * x.cosh()  # => cosh
 
 
-def squared(gradient):
+def squared(gradient: Tensor) -> Tensor:
     return gradient.exp2()  # => exp2
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
         self.curved = nn.Sequential(nn.Softplus(), nn.GELU())
 
-    def gated(self, x):
+    def gated(self, x: Tensor) -> Tensor:
         return nn.functional.silu(x)  # -> silu_backward
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)  # -> mm
         x = self.norm(x)  # -> native_layer_norm_backward
         x = checkpoint(self.curved, x, use_reentrant=False)  # -> gelu_backward
         x = checkpoint(self.gated, x, use_reentrant=True)
-        x = Erf.apply(x)
+        x = Erf.apply(x)  # type: ignore[no-untyped-call]
         x = x.clone()
         x[0].sigmoid_()  # -> sigmoid_backward
         x.register_hook(squared)
@@ -45,7 +46,7 @@ class Net(nn.Module):
         return first.softmax(0) + sum(others)  # -> _softmax_backward_data
 
 
-def main():
+def main() -> None:
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
