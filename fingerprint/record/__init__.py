@@ -35,6 +35,7 @@ opschema     what an operator reads, writes and returns
 opvalues     the tensors and other values that an operator is given and returns
 opcall       one call of an operator
 kernels      kernels that Triton launches, at rung kernel
+devicekernels  names of the kernels that operators launch on a device, at rung kernel
 tritonpath   where Triton launches a kernel
 inductor     compiled code, which is left opaque
 rehearsal    what is run only to learn shapes, and not recorded

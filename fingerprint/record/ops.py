@@ -78,7 +78,8 @@ class OpMode(TorchDispatchMode):
         if call is None:
             return func(*args, **kwargs)
         if ops.recorder.kernels:
-            result = ops.running.run(call, func, args, kwargs)
+            with ops.recorder.device_kernels.mark(call):
+                result = ops.running.run(call, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         ops.after(call, result)
@@ -381,6 +382,7 @@ class OpRecorder:
         element = index if call.schema.by_element else None
         point = call.at(kind, slot)
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
+        self.recorder.device_kernels.note(call, seq)
         if view is not None and view.extent_bytes:
             self.recorder.writers.put(view, seq, digest)
         return True

@@ -21,6 +21,7 @@ from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process, runfolder
 from fpdiff.fingerprint.record.dataflow import Producers
+from fpdiff.fingerprint.record.devicekernels import DeviceKernels
 from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.lines import Lines
 from fpdiff.fingerprint.record.names import Names
@@ -65,6 +66,7 @@ class Recorder:
         self.cache = DigestCache(ALGORITHMS[settings.digest], staging)
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
+        self.device_kernels = DeviceKernels(self.blind_spots)
         self.step = settings.first_step
         self.step_first_seq = 0
         self.backward_first_seq = 0
@@ -208,6 +210,8 @@ class Recorder:
         if self._in_window:
             self.state.record_tensors()
             self.generator_state = torch_state()
+            if self.kernels:
+                self.device_kernels.begin()
 
     def _open_with_prelude(self) -> None:
         prelude, self._prelude = self._prelude, Prelude()
@@ -274,6 +278,11 @@ class Recorder:
     def _flush(self, *, close: bool, ended: bool = True) -> None:
         if not len(self._columns) and self._is_flushed:
             return
+        if not close and self.device_kernels.is_on:
+            return  # Which kernels ran is known at the step's end.
+        for seq, names in self.device_kernels.take().items():
+            if seq >= self._columns.first_seq:
+                self._columns.kernels[seq - self._columns.first_seq] = names
         self._is_flushed = close
         self._steps.write(self._columns, close=close, ended=ended)
         self._columns = EventColumns(self.step, self.next_seq())
@@ -295,6 +304,7 @@ class Recorder:
     def fail(self, error: Exception) -> None:
         """Stop recording after an error, with one warning; the program goes on."""
         self.awake = False
+        self.device_kernels.end()
         self._stopped = f"recording stopped in step {self.step}: {type(error).__name__}: {error}"
         if not isinstance(error, OSError):
             self._stopped += f" ({_where(error)})"
