@@ -128,8 +128,8 @@ class DeviceKernels:
         return mark
 
     def note(self, call: Call, seq: int) -> None:
-        """Note an event that a call has made."""
-        if call.mark and seq < FIRST:
+        """Note an event that a marked call has made."""
+        if seq < FIRST:
             self._seqs.setdefault(call.mark, []).append(seq)
 
     def take(self) -> dict[int, list[str]]:

@@ -382,7 +382,8 @@ class OpRecorder:
         element = index if call.schema.by_element else None
         point = call.at(kind, slot)
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
-        self.recorder.device_kernels.note(call, seq)
+        if call.mark:
+            self.recorder.device_kernels.note(call, seq)
         if view is not None and view.extent_bytes:
             self.recorder.writers.put(view, seq, digest)
         return True

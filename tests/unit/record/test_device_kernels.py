@@ -220,28 +220,27 @@ def test_a_mark_of_the_programs_may_span_steps(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_of_a_device_are_named(tmp_path: Path) -> None:
-    ends = []
-    for name in ("a", "b", None):
+    def run() -> list[bytes]:
         hide_the_past()
         torch.manual_seed(0)
         net = Net().cuda()
-        how: dict[str, Any] = {"optimizer": torch.optim.AdamW(net.parameters())}
-        how["each"] = lambda step: torch.set_default_device("cuda")
-        try:
-            if name is None:
-                train(net, **how)
-            else:
-                with recorded(tmp_path / name, level="kernel") as events:
-                    train(net, **how)
-        finally:
-            torch.set_default_device(None)
-        ends.append([p.detach().cpu().numpy().tobytes() for p in net.parameters()])
-    assert ends[0] == ends[1] == ends[2]
-    for phase in ("forward", "backward"):
-        products = Events(
-            e for e in made(events) if e.op in ("aten.addmm.default", "aten.mm.default")
-        )
-        assert products.pick(phase=phase)
-        assert all(e.kernels for e in products.pick(phase=phase))
-    copied = [e.kernels for e in made(events) if e.op == "aten.clone.default"]
-    assert all(kernels is None or len(kernels) == 1 for kernels in copied)
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(3, 4, device="cuda")).square().mean().backward()
+            optimizer.step()
+        return [p.detach().cpu().numpy().tobytes() for p in net.parameters()]
+
+    unrecorded = run()
+    with fpdiff.record(tmp_path / "a", level="kernel"):
+        assert run() == unrecorded
+    with recorded(tmp_path / "b", level="kernel") as events:
+        assert run() == unrecorded
+    assert fpdiff.compare(tmp_path / "a", tmp_path / "b").verdict == "identical"
+    for step in (0, 1):
+        own = Events(made(events).pick(step=step))
+        assert all(e.kernels for e in own.pick(op="aten.addmm.default"))
+        assert all(e.kernels for e in own.pick(op="aten.mm.default", phase="backward"))
+        tanh = own.one(op="aten.tanh_.default", phase="forward").kernels
+        assert tanh is not None and len(tanh) == 1 and "tanh" in tanh[0]
+        assert not [e for e in own if any(n.startswith("fpdiff") for n in e.kernels or ())]
