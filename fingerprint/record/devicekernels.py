@@ -28,10 +28,10 @@ from torch.profiler import ProfilerActivity, supported_activities
 
 from fpdiff.fingerprint.record.opcall import Call
 from fpdiff.fingerprint.record.prelude import FIRST
+from fpdiff.fingerprint.record.warning import warn
 from fpdiff.fingerprint.record.wrapping import wrap
 
 _MARK = "fpdiff."
-_TAKEN = "kernels of operators: the program's own profiler was running"
 
 
 class Activity(NamedTuple):
@@ -104,7 +104,7 @@ class DeviceKernels:
         if self.is_on or not self._is_able or not activities:
             return
         if _autograd._profiler_enabled():
-            self._blind_spots[_TAKEN] += 1
+            self._note_other()
             return
         config = ProfilerConfig(
             ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig(), ""
@@ -114,7 +114,8 @@ class DeviceKernels:
             _autograd._enable_profiler(config, activities)
         except RuntimeError as reason:
             self._is_able = False
-            self._blind_spots[f"kernels of operators: {str(reason).splitlines()[0]}"] += 1
+            self._blind_spots["kernels of operators: torch's profiler did not start"] += 1
+            warn(f"the kernels of operators are not recorded: {reason}")
             return
         self.is_on, self._thread = True, threading.get_ident()
 
@@ -179,8 +180,11 @@ class DeviceKernels:
 
     def _give_way(self, *_: Any) -> None:
         if self.is_on:
-            self._blind_spots[_TAKEN] += 1
+            self._note_other()
             self.end()
+
+    def _note_other(self) -> None:
+        self._blind_spots["kernels of operators: the program's own profiler was running"] += 1
 
     def _entered(self, mark: Any) -> None:
         if self.is_on and threading.get_ident() == self._thread:
