@@ -114,6 +114,7 @@ def _forget_in_child() -> None:
     script = current.script
     if script is not None and script.recorder.has_begun():
         script.recorder.awake = False
+        script.recorder.device_kernels.forget_in_child()
         current.script = None
 
 

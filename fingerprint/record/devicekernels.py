@@ -28,7 +28,6 @@ from torch.profiler import ProfilerActivity, supported_activities
 
 from fpdiff.fingerprint.record.opcall import Call
 from fpdiff.fingerprint.record.prelude import FIRST
-from fpdiff.fingerprint.record.warning import warn
 from fpdiff.fingerprint.record.wrapping import wrap
 
 _MARK = "fpdiff."
@@ -89,7 +88,6 @@ class DeviceKernels:
         """Begin with nothing; what cannot be seen is counted among the blind spots."""
         self.is_on = False
         self._blind_spots = blind_spots
-        self._is_able = True
         self._thread = 0
         self._last = 0
         self._seqs: dict[int, list[int]] = {}  # by mark, of what the call has made
@@ -101,7 +99,7 @@ class DeviceKernels:
     def begin(self) -> None:
         """Start the profiler if a device is in use."""
         activities = to_follow()
-        if self.is_on or not self._is_able or not activities:
+        if self.is_on or not activities:
             return
         if _autograd._profiler_enabled():
             self._note_other()
@@ -109,14 +107,8 @@ class DeviceKernels:
         config = ProfilerConfig(
             ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig(), ""
         )
-        try:
-            _autograd._prepare_profiler(config, activities)
-            _autograd._enable_profiler(config, activities)
-        except RuntimeError as reason:
-            self._is_able = False
-            self._blind_spots["kernels of operators: torch's profiler did not start"] += 1
-            warn(f"the kernels of operators are not recorded: {reason}")
-            return
+        _autograd._prepare_profiler(config, activities)
+        _autograd._enable_profiler(config, activities)
         self.is_on, self._thread = True, threading.get_ident()
 
     def mark(self, call: Call) -> AbstractContextManager[Any]:
@@ -153,6 +145,12 @@ class DeviceKernels:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # What has not run yet has no name.
         self._names |= by_mark(_activities(_autograd._disable_profiler()))
+
+    def forget_in_child(self) -> None:
+        """A forked child has the profiler's memory and not its end: let nothing be added there."""
+        if self.is_on:
+            self.is_on = False
+            _autograd._enable_record_function(False)
 
     # The program's own profiler
 

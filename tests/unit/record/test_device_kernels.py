@@ -4,6 +4,7 @@ Without a device the profiler tells operators alone. Here each of them stands fo
 launches: all but what the profiler itself says of a device is put to the test.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,30 @@ def test_a_mark_of_the_programs_may_span_steps(tmp_path: Path) -> None:
             train(model, steps=3)
         train(model, steps=1)
     assert {e.step for e in events if e.kernels} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.usefixtures("on_host")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Other tests' threads are idle.
+def test_a_forked_child_is_not_followed(tmp_path: Path) -> None:
+    def ends_well() -> bool:
+        torch.ones(7).cosh()
+        events = _autograd._disable_profiler().events()
+        return "aten::cosh" not in {event.name() for event in events}
+
+    codes = []
+
+    def fork(*_: Any) -> None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if ends_well() else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    model = mlp()
+    model[1].register_forward_hook(fork)
+    with recorded(tmp_path / "run", level="kernel") as events:
+        train(model, steps=1)
+    assert codes == [0]
+    assert all(e.kernels for e in events.pick(op="aten.addmm.default", phase="forward"))
 
 
 @pytest.mark.gpu
