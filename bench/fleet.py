@@ -4,25 +4,21 @@
     python bench/fleet.py --ranks 64,128,256 --steps 50,100,200 --events 18,120 --plot growth.png
     python bench/fleet.py --ranks 64 --steps 800 --events 978 --plant 33:1 --count
 
-Writes two runs, drops them from the page cache, compares them in a new process, and prints the
-seconds from its start to the verdict, without the imports, the most memory that it had, and what it
-read. Of several values, the first of each list stands while another list varies. Names and inodes
-stay cached by the kernel.
+Writes two runs and compares them in a new process, see compared.py. Of several values, the first of
+each list stands while another list varies. Names and inodes stay cached by the kernel.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from compared import in_new_process
+from drawing import draw_medians
+from tables import Table, deliver, numbers, spread
 
 import fpdiff
 
@@ -52,7 +48,7 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description="Measure comparisons of many ranks.")
     for name, default in (("ranks", "64"), ("steps", "50"), ("events", "18")):
-        parser.add_argument(f"--{name}", type=_numbers, default=_numbers(default))
+        parser.add_argument(f"--{name}", type=numbers, default=numbers(default))
     parser.add_argument("--shards", type=int, default=8, help="ranks that split the model")
     parser.add_argument("--plant", default="", metavar="RANK:STEP", help="of B's difference")
     parser.add_argument("--twins", action="store_true", help="B does not differ")
@@ -62,28 +58,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that write")
     parser.add_argument("--folder", type=Path, help="for the runs; a temporary one by default")
     parser.add_argument("--plot", type=Path, help="needs matplotlib")
-    parser.add_argument("--compare", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write what was measured there, print nothing")
     args = parser.parse_args()
-    if args.compare:
-        compare(*args.compare, count=args.count)
-        return
+    if args.plot and all(len(getattr(args, name)) == 1 for name in VARIED):
+        parser.error("--plot needs several values of --ranks, --steps or --events")
     found = [m for case in _cases(args) for m in measure(args, *case)]
-    Console(width=None if sys.stdout.isatty() else 110).print(_table(found))
+    deliver(found, table_of(found), args.json)
     if args.plot:
-        plot(args, found)
-
-
-def compare(a: str, b: str, *, count: bool) -> None:
-    """Compare two runs, and print what it took as JSON."""
-    before = _read_bytes()
-    begin = time.perf_counter()
-    verdict = fpdiff.compare(a, b, count=count)
-    seconds = time.perf_counter() - begin
-    origins = [[origin.rank, origin.step] for origin in verdict.origins]
-    counted = verdict.counted.events if verdict.counted else 0
-    found = {"seconds": seconds, "read_bytes": _read_bytes() - before, "origins": origins}
-    found |= {"peak_mib": _peak_kib() / 1024}
-    print(json.dumps(found | {"counted": counted, "differing": len(verdict.rank_steps)}))
+        plot(found, args.plot)
 
 
 def measure(args: argparse.Namespace, ranks: int, steps: int, events: int) -> list[Measured]:
@@ -105,9 +87,10 @@ def measure(args: argparse.Namespace, ranks: int, steps: int, events: int) -> li
         layer = 2 * sum(sizes) / own * LAYER_EVENTS
         measured = []
         for _ in range(args.repeat):
-            found = _in_new_process(runs, count=args.count)
+            found = in_new_process(runs, count=args.count)
             assert found.pop("origins") == ([list(planted)] if planted else []), planted
-            assert found.pop("differing") == (ranks if planted else 0)
+            assert found.pop("differing_ranks") == (ranks if planted else 0)
+            del found["mismatched"]  # Of the few ranks whose events were read.
             files = len(sizes)
             share = found["read_bytes"] / layer
             measured.append(
@@ -116,22 +99,25 @@ def measure(args: argparse.Namespace, ranks: int, steps: int, events: int) -> li
         return measured
 
 
-def plot(args: argparse.Namespace, found: list[Measured]) -> None:
+def plot(found: list[Measured], path: Path) -> None:
     """Draw the seconds against what was varied."""
     from matplotlib import pyplot
 
-    varied = [name for name in VARIED if len(getattr(args, name)) > 1]
+    varied = [name for name in VARIED if len({getattr(m, name) for m in found}) > 1]
     figure, axes = pyplot.subplots(1, len(varied), sharey=True, squeeze=False)
-    base = found[0]
     for axis, name in zip(axes[0], varied, strict=True):
-        others = [other for other in VARIED if other != name]
-        points = [m for m in found if all(getattr(m, o) == getattr(base, o) for o in others)]
-        points.sort(key=lambda m: int(getattr(m, name)))
-        axis.plot([getattr(m, name) for m in points], [m.seconds for m in points], marker="o")
+        draw_medians(axis, points(found, name))
         axis.set_xlabel(name)
-        axis.set_ylim(bottom=0)
     axes[0][0].set_ylabel("seconds to the verdict")
-    figure.savefig(args.plot)
+    figure.savefig(path)
+
+
+def points(found: list[Measured], name: str) -> list[tuple[int, float]]:
+    """Return the seconds against one of VARIED, the others being as in the first."""
+    others = [other for other in VARIED if other != name]
+    base = found[0]
+    alike = [m for m in found if all(getattr(m, o) == getattr(base, o) for o in others)]
+    return [(getattr(m, name), m.seconds) for m in alike]
 
 
 def _cases(args: argparse.Namespace) -> list[tuple[int, int, int]]:
@@ -147,65 +133,27 @@ def _planted(args: argparse.Namespace, ranks: int, steps: int) -> tuple[int, int
     return int(rank), int(step)
 
 
-def _in_new_process(runs: list[Path], *, count: bool) -> dict[str, Any]:
-    os.sync()
-    for run in runs:
-        for path in run.rglob("*"):
-            if path.is_file():
-                _forget(path)
-    command = [sys.executable, __file__, *(["--count"] if count else [])]
-    command += ["--compare", *map(str, runs)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def _forget(path: Path) -> None:
-    """Ask the kernel to drop a file's pages, so that it is read from the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
-def _read_bytes() -> int:
-    """Return how much this process has read, from the disk or from the page cache."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["rchar"])
-
-
-def _peak_kib() -> int:
-    """Return the most memory that this process has had.
-
-    The peak that getrusage knows begins with that of the parent, which has imported torch.
-    """
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
-def _table(found: list[Measured]) -> Table:
-    table = Table("ranks", "steps", "events a step", "event files", "seconds", "peak MiB")
-    table.add_column("MB read")
-    table.add_column("of a layer-level record")
-    table.add_column("events counted")
-    for m in found:
-        table.add_row(
-            f"{m.ranks:,}",
-            f"{m.steps:,}",
-            f"{m.events:,}",
-            f"{m.files:,}",
-            f"{m.seconds:.2f}",
-            f"{m.peak_mib:.0f}",
+def table_of(found: list[Measured]) -> Table:
+    """Return the comparisons as a table."""
+    table = Table(
+        "Comparing many ranks",
+        (
+            *("ranks", "steps", "events a step", "event files", "seconds", "peak MiB"),
+            *("MB read", "of a layer-level record", "events counted"),
+        ),
+    )
+    for case, group in groupby(found, lambda m: (m.ranks, m.steps, m.events, m.files)):
+        again = list(group)
+        m = again[0]
+        table.add(
+            *(f"{number:,}" for number in case),
+            spread([each.seconds for each in again]),
+            f"{max(each.peak_mib for each in again):.0f}",
             f"{m.read_bytes / 1e6:,.0f}",
             f"{m.share:.2%}",
-            f"{m.counted:,}",
+            f"{m.counted:,}" if m.counted else "",
         )
     return table
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -1,147 +1,271 @@
-"""What recording costs: one training step with no recorder, and at each rung.
+"""What recording costs: one training step with no recorder, at each rung, and with other tools.
 
-    python bench/overhead.py [--quick] [--small] [--debug-mode]
+    python bench/overhead.py [--size 17M] [--quick] [--debug-mode] [--msprobe]
 
-`--small` takes a GPT of half a million parameters, where Python is all. `--debug-mode` adds
-PyTorch's own DebugMode with torch.hash_tensor, over outputs only and over inputs too.
+`--debug-mode` adds PyTorch's own DebugMode with torch.hash_tensor, over outputs only and over
+inputs too; `--msprobe` adds MindStudio's msprobe, see msprobe_cost.py.
 
 The conditions take turns in one process, on one model, a block of steps each, in an order that
-rotates, so that a machine that slows down or warms up slows all of them. A block's cost is that of
-its steps after the second, and of closing the run: every flush is in it. What a run costs once
-(imports, the searches for optimizers, creating files) is in the first two steps and given apart.
-Each ratio is to the block without recorder of the same round.
+rotates, so that a machine that slows down or warms up slows all of them; DebugMode, which takes
+longer than all others together, in every second round. A block's cost is that of its steps after
+the second, and of closing the run: every flush is in it. What a run costs once (imports, the searches
+for optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
+without recorder of the same round. After each block of a rung, as many bytes as it has to digest in
+a step are digested, and nothing else is done: see digested.py.
 """
 
 import argparse
+import importlib.util
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msprobe_cost
 import torch
-from gpt17 import THREADS, make, make_small
-from rich.console import Console
-from rich.table import Table
-from torch.utils._debug_mode import DebugMode
+from conditions import DEBUG_MODES, NO_OP, NO_RECORDER, RUNGS, OpCounter, observer
+from digested import Limit, counting
+from gpt import SIZES, THREADS, build, trainer
+from tables import Table, deliver
 
 import fpdiff
 
-NO_RECORDER = "no recorder"
-RUNGS = ("step", "layer", "op")
-DEBUG_MODES = ("DebugMode, outputs", "DebugMode, inputs too")
 ONCE = 2
 """Steps in which a run pays what it pays once."""
+SHORT = ONCE + 2
+"""Steps in a block of DebugMode, and the least that a block may have."""
+COUNTED = 2
+"""Steps after the first ones in which bytes are counted."""
+DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (12, 8), "67M": (6, 5)}
+"""Rounds, and steps in a block. In the smallest model the end of a run counts, as each segment's."""
 
 
-@dataclass
-class Timings:
-    """What the timed blocks of one condition took and left on disk."""
+@dataclass(kw_only=True)
+class Measured:
+    """One condition: lists hold a number for each round, the others are of one step.
 
-    first: list[float] = field(default_factory=list)  # seconds of a block's first two steps
-    steady: list[float] = field(default_factory=list)  # seconds of a later step, closing included
-    run_bytes: int = 0
-    events: int = 0
-    steps: int = 0
+    Attributes:
+        size: of the model.
+        condition: what it was trained under.
+        steps: in a block.
+        threads: of the arithmetic.
+        bare: seconds of a step without recorder in the same round.
+        seconds: of a step.
+        first: seconds of a block's first two steps.
+        limit: seconds for digesting the same bytes once.
+        once_bytes: digested of memory that held what it had not held before.
+        again_bytes: digested of memory that had not changed since it was digested.
+        events: recorded.
+        disk_bytes: of the record.
+        ops: that pass through the dispatcher.
+    """
+
+    size: str
+    condition: str
+    steps: int
+    threads: int = THREADS
+    bare: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    limit: list[float] = field(default_factory=list)
+    once_bytes: float = 0
+    again_bytes: float = 0
+    events: float = 0
+    disk_bytes: float = 0
+    ops: float = 0
+
+    @property
+    def ratios(self) -> list[float]:
+        """To no recorder, by round."""
+        return [ours / bare for ours, bare in zip(self.seconds, self.bare, strict=True)]
+
+    @property
+    def limit_ratios(self) -> list[float]:
+        """What a step would take if the bytes were digested once and nothing else done."""
+        return [1 + limit / bare for limit, bare in zip(self.limit, self.bare, strict=True)]
+
+    @property
+    def multiples(self) -> list[float]:
+        """What recording adds, as a multiple of the limit, by round."""
+        rounds = zip(self.seconds, self.bare, self.limit, strict=True)
+        return [(ours - bare) / limit for ours, bare, limit in rounds]
+
+    def added(self, base: Sequence[float]) -> float:
+        """Return the seconds that a step takes beyond those of the same rounds."""
+        return statistics.median(a - b for a, b in zip(self.seconds, base, strict=True))
 
 
-def recorder(condition: str, run: Path) -> AbstractContextManager[None]:
-    """Return what a block of this condition runs in."""
-    if condition in RUNGS:
-        return fpdiff.record(run, level=condition)
-    if condition in DEBUG_MODES:
-        return debug_mode(hash_inputs=condition == DEBUG_MODES[1])
-    return nullcontext()
+def rehearse(step: Callable[[], None], found: Measured) -> None:
+    """Run a block untimed, for imports and first allocations, and count what a step does in it."""
+    with tempfile.TemporaryDirectory(prefix="fpdiff-bench-") as folder, counting() as digested:
+        run = Path(folder) / "run"
+        counter = OpCounter()  # type: ignore[no-untyped-call]  # Torch's.
+        with counter if found.condition == NO_OP else observer(found.condition, run):
+            for _ in range(ONCE):
+                step()
+            before = (digested.once_bytes, digested.again_bytes, counter.ops)
+            for _ in range(COUNTED):
+                step()
+            after = (digested.once_bytes, digested.again_bytes, counter.ops)
+        found.once_bytes, found.again_bytes, found.ops = (
+            (b - a) / COUNTED for a, b in zip(before, after, strict=True)
+        )
+        if found.condition in RUNGS:
+            record = fpdiff.open_run(run).ranks[0]
+            found.events = record.events(ONCE).num_rows
 
 
-@contextmanager
-def debug_mode(*, hash_inputs: bool) -> Iterator[None]:
-    """Run a block under PyTorch's DebugMode, told to hash tensors."""
-    with DebugMode(), DebugMode.log_tensor_hashes("hash_tensor", hash_inputs=hash_inputs):
-        yield
-
-
-def time_block(condition: str, step: Callable[[], None], steps: int, timings: Timings) -> None:
-    """Run one block of steps in a fresh run, and add to the condition's timings."""
+def time_block(step: Callable[[], None], found: Measured) -> None:
+    """Run one block of steps in a fresh run, and add what it took and left on disk."""
     with tempfile.TemporaryDirectory(prefix="fpdiff-bench-") as folder:
         run = Path(folder) / "run"
         begin = time.perf_counter()
-        with recorder(condition, run):
+        with observer(found.condition, run):
             for _ in range(ONCE):
                 step()
             after_first = time.perf_counter()
-            for _ in range(steps - ONCE):
+            for _ in range(found.steps - ONCE):
                 step()
         end = time.perf_counter()
-        timings.first.append(after_first - begin)
-        timings.steady.append((end - after_first) / (steps - ONCE))
-        timings.steps += steps
-        if condition in RUNGS:
-            record = fpdiff.open_run(run).ranks[0]
-            timings.run_bytes += record.size_bytes
-            timings.events += record.num_events
+        found.first.append(after_first - begin)
+        found.seconds.append((end - after_first) / (found.steps - ONCE))
+        if found.condition in RUNGS:
+            found.disk_bytes = fpdiff.open_run(run).ranks[0].size_bytes / found.steps
 
 
 def measure(
-    step: Callable[[], None], conditions: tuple[str, ...], rounds: int, steps: int
-) -> dict[str, Timings]:
-    """Return the timings of each condition over `rounds` rounds of blocks of `steps` steps."""
-    torch.set_num_threads(THREADS)
-    for condition in conditions:
-        # Untimed: imports, the optimizer's state and first allocations would count once only.
-        time_block(condition, step, 3, Timings())
-    timings = {condition: Timings() for condition in conditions}
+    size: str, conditions: Sequence[str], rounds: int, steps: int, threads: int
+) -> list[Measured]:
+    """Return what each condition took over `rounds` rounds of blocks of `steps` steps."""
+    torch.set_num_threads(threads)
+    step = trainer(build(SIZES[size], seed=0), SIZES[size], seed=0)
+    found = [
+        Measured(
+            size=size, condition=c, steps=SHORT if c in DEBUG_MODES else steps, threads=threads
+        )
+        for c in conditions
+    ]
+    for each in found:
+        rehearse(step, each)
+    limit = Limit(int(max(each.once_bytes for each in found)))
     for turn in range(rounds):
-        for place in range(len(conditions)):
-            condition = conditions[(turn + place) % len(conditions)]
-            time_block(condition, step, steps, timings[condition])
-    return timings
+        now = [each for each in found if not turn % 2 or each.condition not in DEBUG_MODES]
+        for each in rotated(now, turn):
+            time_block(step, each)
+            if each.once_bytes:
+                each.limit.append(limit.seconds(int(each.once_bytes)))
+        for each in now:
+            each.bare.append(found[0].seconds[-1])
+    return found
 
 
-def table_of(timings: dict[str, Timings], steps: int) -> Table:
-    """Return the timings as a table."""
-    table = Table("condition", "s a step", "ratio: min", "median", "max", "once, s")
-    table.add_column("events a step")
-    table.add_column("bytes an event")
-    baseline = timings[NO_RECORDER]
-    for condition, each in timings.items():
-        ratios = [ours / theirs for ours, theirs in zip(each.steady, baseline.steady, strict=True)]
-        once = statistics.median(each.first) - ONCE * statistics.median(each.steady)
-        recorded = each.events > 0
-        table.add_row(
-            condition,
-            f"{statistics.median(each.steady):.4f}",
-            *(f"{f(ratios):.3f}" for f in (min, statistics.median, max)),
-            f"{once:.3f}",
-            f"{each.events / each.steps:.0f}" if recorded else "",
-            f"{each.run_bytes / each.events:.1f}" if recorded else "",
+def rotated(found: list[Measured], turn: int) -> list[Measured]:
+    """Return the conditions in the order of a round."""
+    first = turn % len(found)
+    return found[first:] + found[:first]
+
+
+def measure_msprobe(size: str, rounds: int, threads: int) -> list[Measured]:
+    """Return the same for msprobe, which takes its own seconds without it, before."""
+    steps = msprobe_cost.FIRST + msprobe_cost.STEPS
+    found = [
+        Measured(size=size, condition=f"msprobe, {level}", steps=steps, threads=threads)
+        for level in msprobe_cost.LEVELS
+    ]
+    for _ in range(rounds):
+        for each, level in zip(found, msprobe_cost.LEVELS, strict=True):
+            bare, first, seconds, each.disk_bytes = msprobe_cost.in_new_process(
+                size, level, threads
+            )
+            each.bare.append(bare)
+            each.first.append(first)
+            each.seconds.append(seconds)
+    return found
+
+
+def table_of(found: list[Measured]) -> Table:
+    """Return what was measured of one size as a table."""
+    base = found[0]
+    table = Table(
+        f"Overhead on a GPT of {base.size.replace('M', ' M')} parameters; rounds:"
+        f" {len(base.seconds)}, steps of a block: {base.steps}, threads: {base.threads}",
+        (
+            *("condition", "s a step", "ratio", "min", "max"),
+            *("limit", "times limit", "MB once", "MB again", "GB/s"),
+            *("events", "us an event", "us an op", "kB on disk", "bytes an event", "once, s"),
+        ),
+    )
+    no_op = next((each for each in found if each.condition == NO_OP), None)
+    for each in found:
+        table.add(
+            each.condition,
+            f"{statistics.median(each.seconds):.4f}",
+            *(f"{f(each.ratios):.3f}" for f in (statistics.median, min, max)),
+            *_limit_cells(each),
+            *_event_cells(each, no_op),
         )
     return table
 
 
+def _limit_cells(each: Measured) -> list[str]:
+    if not each.limit:
+        return [""] * 5
+    speed = each.once_bytes / statistics.median(each.limit)
+    return [
+        f"{statistics.median(each.limit_ratios):.3f}",
+        f"{statistics.median(each.multiples):.2f}",
+        f"{each.once_bytes / 1e6:.1f}",
+        f"{each.again_bytes / 1e6:.1f}",
+        f"{speed / 1e9:.1f}",
+    ]
+
+
+def _event_cells(each: Measured, no_op: Measured | None) -> list[str]:
+    on_disk = f"{each.disk_bytes / 1e3:.1f}" if each.disk_bytes else ""
+    if not each.events:
+        return ["", "", "", on_disk, "", ""]
+    once = statistics.median(each.first) - ONCE * statistics.median(each.seconds)
+    return [
+        f"{each.events:.0f}",
+        f"{each.added(each.bare) / each.events * 1e6:.1f}",
+        f"{each.added(no_op.seconds) / no_op.ops * 1e6:.1f}"
+        if no_op and each.condition == "op"
+        else "",
+        on_disk,
+        f"{each.disk_bytes / each.events:.1f}",
+        f"{once:.2f}",
+    ]
+
+
 def main() -> None:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description="Measure what recording costs.")
-    parser.add_argument("--rounds", type=int, default=12, help="blocks of each condition")
-    parser.add_argument("--steps", type=int, default=8, help="steps in a block")
-    parser.add_argument("--quick", action="store_true", help="two rounds of three steps")
-    parser.add_argument("--small", action="store_true", help="half a million parameters")
+    parser.add_argument("--size", choices=SIZES, default="17M", help="parameters of the model")
+    parser.add_argument("--rounds", type=int, help="blocks of each condition")
+    parser.add_argument("--steps", type=int, help="steps in a block")
+    parser.add_argument("--threads", type=int, default=THREADS, help="of the arithmetic")
+    parser.add_argument("--quick", action="store_true", help="two short rounds")
     parser.add_argument("--debug-mode", action="store_true", help="PyTorch's DebugMode as well")
+    parser.add_argument("--msprobe", action="store_true", help="msprobe as well")
+    parser.add_argument("--json", type=Path, help="write what was measured there, print nothing")
     args = parser.parse_args()
-    rounds, steps = (2, 3) if args.quick else (args.rounds, args.steps)
-    conditions = (NO_RECORDER, *RUNGS, *(DEBUG_MODES if args.debug_mode else ()))
-    step = (make_small if args.small else make)(seed=0)
-    table = table_of(measure(step, conditions, rounds, steps), steps)
-    size = "0.5 M" if args.small else "17 M"
-    table.title = (
-        f"{size} parameters, {rounds} rounds of {steps} steps, {THREADS} threads,"
-        f" torch {torch.__version__}"
-    )
-    # In a pipe rich assumes 80 columns, which would fold the table.
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    if args.msprobe and importlib.util.find_spec("msprobe") is None:
+        parser.error("--msprobe needs msprobe: pip install mindstudio-probe")
+    rounds, steps = (2, SHORT) if args.quick else DEFAULTS[args.size]
+    rounds, steps = args.rounds or rounds, args.steps or steps
+    if steps < SHORT:
+        parser.error(f"--steps {steps}: a block needs {SHORT} steps, of which {ONCE} are not timed")
+    conditions = [NO_RECORDER, *RUNGS]
+    if args.size == "0.5M":  # Elsewhere the arithmetic hides what Python costs.
+        conditions.append(NO_OP)
+    if args.debug_mode:
+        conditions += DEBUG_MODES
+    found = measure(args.size, conditions, rounds, steps, args.threads)
+    if args.msprobe:
+        found += measure_msprobe(args.size, min(rounds, 3), args.threads)
+    deliver(found, table_of(found), args.json)
 
 
 if __name__ == "__main__":

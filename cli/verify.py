@@ -1,6 +1,7 @@
 """`fpdiff verify`: say whether recording changes what a command computes."""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,10 @@ def verify(
         Path | None,
         typer.Option(metavar="DIR", help="Leave the record in this new or empty folder."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON; what COMMAND prints goes to standard error."),
+    ] = False,
 ) -> None:
     """Run a command without and with the recorder, and compare its parameters bit by bit.
 
@@ -44,15 +48,16 @@ def verify(
             "there is no command to verify: write it behind --, as in"
             " fpdiff verify -- python train.py"
         )
+    stdout = sys.stderr if as_json else None  # Where the JSON goes nothing else does.
     settings = Settings(out="", level=level, stats=stats, digest=digest, rehash=rehash)
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="fpdiff-verify-") as folder:
-            found = run_both(settings, command, Path(folder), _say)
+            found = run_both(settings, command, Path(folder), _say, stdout)
     else:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
             raise RecordError(f"{keep} is not an empty folder: give --keep a new one")
         keep.mkdir(parents=True, exist_ok=True)
-        found = run_both(settings, command, keep.absolute(), _say)
+        found = run_both(settings, command, keep.absolute(), _say, stdout)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:

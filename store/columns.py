@@ -26,7 +26,7 @@ class EventColumns:
         self.microbatches = array("i")
         self.sites = array("i")
         self.digests = bytearray()
-        self.inputs = array("i")
+        self.inputs = array("q")  # seqs; how far back each lies is worked out for all at once
         self.input_ends = array("i", [0])
         self.spans = array("i")
         self.values: dict[int, float] = {}
@@ -54,7 +54,7 @@ class EventColumns:
         self.sites.append(site)
         self.digests += digest
         if inputs:
-            self.inputs.extend([seq - producer for producer in inputs])
+            self.inputs.extend(inputs)
         self.input_ends.append(len(self.inputs))
         self.spans.append(span)
         return seq
@@ -66,9 +66,10 @@ class EventColumns:
     def to_batch(self) -> pa.RecordBatch:
         """Return the events as one record batch of EVENTS."""
         count = len(self)
-        inputs = pa.ListArray.from_arrays(
-            pa.array(np.array(self.input_ends, np.int32)), pa.array(np.array(self.inputs, np.int32))
-        )
+        seqs = np.arange(self.first_seq, self.first_seq + count, dtype=np.int64)
+        ends = np.array(self.input_ends, np.int32)
+        back = np.repeat(seqs, np.diff(ends)) - np.array(self.inputs, np.int64)
+        inputs = pa.ListArray.from_arrays(pa.array(ends), pa.array(back, pa.int32()))
         digests = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(DIGEST_BYTES), count, [None, pa.py_buffer(bytes(self.digests))]
         )
@@ -77,7 +78,7 @@ class EventColumns:
             [
                 pa.array(np.full(count, self.step, np.int64)),
                 pa.array(np.array(self.microbatches, np.int32)),
-                pa.array(np.arange(self.first_seq, self.first_seq + count, dtype=np.int64)),
+                pa.array(seqs),
                 pa.array(np.array(self.sites, np.int32)),
                 pa.ExtensionArray.from_storage(pa.uuid(), digests),
                 inputs,

@@ -43,6 +43,12 @@ _STATE_HINTS = {
 }
 
 
+BY_MICROBATCHES = (
+    "the step's number of microbatches differs: what is divided by that number differs too"
+)
+"""The hint for a loss, or a scalar, beside microbatches that only one run has."""
+
+
 _MAY_BE_A_LAUNCH = {"kernel", "computation", "environment", "uninitialised", "unseen-producer"}
 """Classes of origins at the rung op that a kernel which no operator shows may be behind."""
 

@@ -146,6 +146,18 @@ def moved(site: Site, count: int) -> Kind:
     return Kind("structure", None, what)
 
 
+def of_microbatches(site: Site, numbers: tuple[int, int]) -> Kind:
+    """Return the finding that a step has another number of microbatches, from `site` on."""
+    a, b = numbers
+    only = "A" if a > b else "B"
+    what = f"the step has {_microbatches(a)} in A and {b} in B: {described(site)} exists only in {only}"
+    return Kind("structure", None, what)
+
+
+def _microbatches(number: int) -> str:
+    return "1 microbatch" if number == 1 else f"{number} microbatches"
+
+
 def component_of(site: Site) -> str | None:
     """Return which component of the state an event belongs to, None for anything else."""
     if site["phase"] != "init":

@@ -15,6 +15,7 @@ from fpdiff.fingerprint.bisect.classify import (
     classify,
     described,
     moved,
+    of_microbatches,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
 from fpdiff.fingerprint.bisect.origins import find_origins
@@ -70,7 +71,10 @@ class Describer:
         arm, index = aligned.arm_of(candidate.row)
         inputs = self._inputs(arm, index)
         facts = self._facts(candidate.row, site, len(inputs))
-        kind = moved(site, candidate.count) if candidate.moved else classify(site, facts)
+        if candidate.microbatches is not None:
+            kind = of_microbatches(site, candidate.microbatches)
+        else:
+            kind = moved(site, candidate.count) if candidate.moved else classify(site, facts)
         a = _side(aligned.a, int(aligned.index_a[candidate.row]))
         b = _side(aligned.b, int(aligned.index_b[candidate.row]))
         return Origin(
@@ -96,16 +100,23 @@ class Describer:
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
             strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
-            hint=advice.hint(
-                kind.class_,
-                kind.component,
-                site["op"],
-                rehashed=self._rehashed,
-                on_cpu=self._found.tier.on_both(advice.is_on_cpu),
-            ),
+            hint=self._hint(site, kind),
             evidence=[*self._cause(candidate), *_kernels(a, b), *self._evidence(kind)],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
+        )
+
+    def _hint(self, site: Site, kind: Kind) -> str | None:
+        """Return what to look at."""
+        has_more = any(c.microbatches is not None for c in self._found.candidates)
+        if has_more and site["kind"] in ("loss", "arguments"):
+            return advice.BY_MICROBATCHES
+        return advice.hint(
+            kind.class_,
+            kind.component,
+            site["op"],
+            rehashed=self._rehashed,
+            on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
 
     def _records(self) -> str:

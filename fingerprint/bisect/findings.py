@@ -40,6 +40,8 @@ class Candidate:
         meeting: the collective that it came out of, if it is known.
         begin: how early in the step it comes, comparable across ranks.
         cause: for a batch, the row of the first op that differs among those that prepared it.
+        microbatches: how many the step has in A and in B, if this stands for those that only one
+            of them has.
     """
 
     row: int
@@ -49,6 +51,7 @@ class Candidate:
     meeting: Meeting | None
     begin: tuple[int, ...]
     cause: int | None = None
+    microbatches: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def examine(
     mismatched = np.zeros(len(aligned), bool)
     mismatched[findings.mismatched] = True
     candidates = _batch_first(aligned, mismatched, _candidates(aligned, findings))
+    candidates = _microbatches_first(aligned, candidates)
     return RankFindings(
         rank=rank,
         step=step,
@@ -229,6 +233,34 @@ def _batch_first(
     return sorted([found, *others], key=lambda c: (c.row, not c.moved))
 
 
+def _microbatches_first(aligned: Aligned, candidates: list[Candidate]) -> list[Candidate]:
+    """Tell microbatches that only one run has as one finding, before what may follow from it.
+
+    A loss, say, is divided by their number.
+    """
+    a, b = aligned.a, aligned.b
+    if a.is_cut or b.is_cut or not len(a) or not len(b):
+        return candidates
+    numbers = int(a.microbatch.max()) + 1, int(b.microbatch.max()) + 1
+    if numbers[0] == numbers[1]:
+        return candidates
+    more = sides(aligned) == (1 if numbers[0] > numbers[1] else 2)
+    of_those = [
+        c for c in candidates if more[c.row] and _microbatch(aligned, c.row) >= min(numbers)
+    ]
+    if not of_those:
+        return candidates
+    batches = [c for c in of_those if is_batch(aligned.site(c.row))]
+    count = sum(c.count for c in of_those)
+    first = replace((batches or of_those)[0], count=count, microbatches=numbers)
+    return [first, *(c for c in candidates if c not in of_those)]
+
+
+def _microbatch(aligned: Aligned, row: int) -> int:
+    arm, index = aligned.arm_of(row)
+    return int(arm.microbatch[index])
+
+
 def _moves(moved: Ints) -> tuple[Ints, Ints]:
     """Return the first row of each stretch of rows that moved, and how many it has."""
     starts = np.flatnonzero(np.diff(moved, prepend=-2) > 1)
@@ -236,10 +268,9 @@ def _moves(moved: Ints) -> tuple[Ints, Ints]:
 
 
 def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
-    arm, index = aligned.arm_of(row)
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
-    return int(order > 0), int(arm.microbatch[index]), order
+    return int(order > 0), _microbatch(aligned, row), order
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

@@ -68,12 +68,17 @@ class DigestCache:
         if known is None:
             known = {}
             self._storages.put(view.storage, known)
-        version, sample = tensor._version, _sample(tensor, view)
-        before = known.get(view.where)
-        if trust and before is not None and before[0] == version and before[1] == sample:
+        version, before = tensor._version, known.get(view.where)
+        if (
+            trust
+            and before is not None
+            and before[0] == version
+            and before[1] == _sample(tensor, view)
+        ):
             return before[2]
         result = self._of_plain(tensor, view)
-        known[view.where] = (version, sample, result)
+        # Sampled afterwards, when digesting has brought the memory near.
+        known[view.where] = (version, _sample(tensor, view), result)
         return result
 
     def digest_now(self, tensor: torch.Tensor, view: PlainView | None) -> bytes:
@@ -109,8 +114,8 @@ def _staged(staging: Staging, now: OfPlain) -> OfPlain:
 def _sample(tensor: torch.Tensor, view: PlainView) -> bytes:
     """Return 8-byte words spread over the tensor's memory.
 
-    The memory is cold and each word costs a cache miss, 0.1 us: the sample costs what hashing
-    another 40 KiB would.
+    Where the memory is cold each word costs a cache miss, 0.1 us: the sample then costs what
+    hashing another 40 KiB would.
     """
     words = memoryview(memory(tensor, view.extent_bytes & ~7)).cast("B").cast("Q")
     return words[:: len(words) // SAMPLE_WORDS].tobytes()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from fpdiff.fingerprint.record import runfolder
 from fpdiff.fingerprint.record.launch import launcher_rank
@@ -24,6 +25,7 @@ def run(
     *,
     force: bool = False,
     variables: Mapping[str, str] | None = None,
+    stdout: IO[str] | None = None,
 ) -> int:
     """Run a command to its end and record it.
 
@@ -34,6 +36,7 @@ def run(
         command: program and arguments.
         force: replace an existing run.
         variables: further ones for the command's environment.
+        stdout: the command's standard output, if not this process's.
 
     Returns:
         The command's exit code, 128 + N if signal N ended it.
@@ -51,7 +54,7 @@ def run(
         if settings.level == "kernel":
             # Torch's profiler, which tells kernels' names, would say on stderr when it runs.
             own["KINETO_LOG_LEVEL"] = os.environ.get("KINETO_LOG_LEVEL", "5")
-        exit_code = execute(command, {**own, **(variables or {})})
+        exit_code = execute(command, {**own, **(variables or {})}, stdout)
     except RecordError:
         if is_only:
             runfolder.remove_if_empty(root)
@@ -71,12 +74,13 @@ def run(
     return exit_code
 
 
-def execute(command: list[str], variables: Mapping[str, str]) -> int:
+def execute(command: list[str], variables: Mapping[str, str], stdout: IO[str] | None = None) -> int:
     """Run a command to its end with fpdiff's startup in every Python process below it.
 
     Args:
         command: program and arguments.
         variables: added to its environment; they say what the startup does.
+        stdout: its standard output, if not this process's.
 
     Returns:
         The command's exit code, 128 + N if signal N ended it.
@@ -85,7 +89,7 @@ def execute(command: list[str], variables: Mapping[str, str]) -> int:
         RecordError: the command does not exist.
     """
     try:
-        process = subprocess.Popen(command, env=_environment(variables))
+        process = subprocess.Popen(command, env=_environment(variables), stdout=stdout)
     except OSError as error:
         raise RecordError(f"cannot run {command[0]!r}: {error.strerror or error}") from error
     with _signals_to(process):

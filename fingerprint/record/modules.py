@@ -134,6 +134,7 @@ class ModuleHooks:
         count = count if step == recorder.step else 0
         self._forwards[id(root)] = (recorder.step, count + 1)
         recorder.microbatch = count
+        recorder.has_gone_back = False
         return count
 
     # Recording

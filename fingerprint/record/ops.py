@@ -216,9 +216,8 @@ class OpRecorder:
             )
         if recorder.optimizer.options is not None:
             module = self._module_of(tensors[0][3]) if tensors and tensors[0][2] is None else ""
-            return Point("optimizer", "", module, "", 0, "", schema.name), recorder.microbatch
-        microbatch = 0 if recorder.between_steps else recorder.microbatch
-        return Point("other", "", "", "", 0, "", schema.name), microbatch
+            return Point("optimizer", "", module, "", 0, "", schema.name), 0
+        return Point("other", "", "", "", 0, "", schema.name), recorder.microbatch_outside()
 
     def _point_in_backward(self, schema: OpSchema) -> tuple[Point | None, int]:
         recorder = self.recorder
@@ -448,9 +447,8 @@ class OpRecorder:
             return "backward", self.gradients.microbatch
         if scope is not None:
             return scope.phase, scope.microbatch
-        if recorder.optimizer.options is not None:
-            return "optimizer", recorder.microbatch
-        return "other", 0 if recorder.between_steps else recorder.microbatch
+        phase = "other" if recorder.optimizer.options is None else "optimizer"
+        return phase, recorder.microbatch_outside()
 
     # Events
 

@@ -71,6 +71,7 @@ class Recorder:
         self.step_first_seq = 0
         self.backward_first_seq = 0
         self.microbatch = 0
+        self.has_gone_back = False  # since the last forward: what runs now belongs to none of them
         self.calls: Counter[tuple[str, str, int]] = Counter()  # by (phase, module, microbatch)
         self.boundary_due = False
         self.generator_state = b""
@@ -197,6 +198,7 @@ class Recorder:
         self.calls.clear()
         self.backward_first_seq = self.step_first_seq
         self.microbatch = 0
+        self.has_gone_back = False
         self.root_outputs.clear()
         self.consumers.clear()
         self.calls_read.clear()
@@ -366,6 +368,15 @@ class Recorder:
         """Return the seq that the next event will get."""
         return self._columns.first_seq + len(self._columns)
 
+    def microbatch_outside(self) -> int:
+        """Return the microbatch of what runs outside of modules and backward passes.
+
+        What comes after a backward pass (clipping, the optimizer) would belong to another one if
+        there were more of them: it belongs to none, and counts as the first's.
+        """
+        alone = self.between_steps or self.has_gone_back or self.optimizer.options is not None
+        return 0 if alone else self.microbatch
+
     def num_step_events(self) -> int:
         """Return how many events the open step has: a span that reads them all."""
         return self.next_seq() - self.step_first_seq
@@ -405,7 +416,7 @@ class Recorder:
         Args:
             point: where in the program.
             digest: 16 bytes.
-            microbatch: the current one by default.
+            microbatch: the current one by default, except for what belongs to all of them.
             dtype: of the tensor; `shape` too.
             reads: seqs of the events that it read.
             span: it also read so many events just before it.
@@ -414,7 +425,7 @@ class Recorder:
             source: see `SiteTable.number`.
         """
         if microbatch is None:
-            microbatch = self.microbatch
+            microbatch = 0 if point.phase == "optimizer" else self.microbatch
         if occurrence is None:
             occurrences = self._occurrences
             again = (point, microbatch)

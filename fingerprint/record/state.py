@@ -299,31 +299,33 @@ class StateRecorder:
 
         They have read `reads`, and everything since the event `first`.
         """
-        recorder = self.recorder
         if isinstance(value, torch.Tensor):
-            found = [(point, value)]
-        else:
-            plain = _plain(value)
-            if plain is not None:
-                number = float(value) if isinstance(value, (int, float)) else None
-                return [recorder.emit(point, digest_bytes(plain), value=number, reads=reads)]
-            tensors, _ = tensors_in(value, point.slot)
-            found = [(point._replace(slot=slot), tensor) for slot, tensor in tensors]
+            return self._tensor(point, value, reads, first)
+        plain = _plain(value)
+        if plain is not None:
+            number = float(value) if isinstance(value, (int, float)) else None
+            return [self.recorder.emit(point, digest_bytes(plain), value=number, reads=reads)]
         seqs = []
-        for place, tensor in found:
-            seq = recorder.emit_tensor(
-                place,
-                tensor,
-                # What an optimizer has just written may have gone past the version counters.
-                trust=point.phase == "init",
-                value=point.kind != "optimizer_state",
-                follow=False,
-                reads=reads,
-                span=0 if first is None else recorder.next_seq() - first,
-            )
-            if seq is not None:
-                seqs.append(seq)
+        for slot, tensor in tensors_in(value, point.slot)[0]:
+            seqs += self._tensor(point._replace(slot=slot), tensor, reads, first)
         return seqs
+
+    def _tensor(
+        self, point: Point, tensor: torch.Tensor, reads: Sequence[int], first: int | None
+    ) -> list[int]:
+        """Emit a tensor of an optimizer or a scaler; return its seq, if its bytes can be read."""
+        recorder = self.recorder
+        seq = recorder.emit_tensor(
+            point,
+            tensor,
+            # What an optimizer has just written may have gone past the version counters.
+            trust=point.phase == "init",
+            value=point.kind != "optimizer_state",
+            follow=False,
+            reads=reads,
+            span=0 if first is None else recorder.next_seq() - first,
+        )
+        return [] if seq is None else [seq]
 
     def _options(self, index: int, optimizer: torch.optim.Optimizer) -> None:
         for g, group in enumerate(optimizer.param_groups):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fpdiff.fingerprint.record import launcher
 from fpdiff.fingerprint.record.settings import WATCH_VARIABLE, Settings
@@ -66,7 +66,11 @@ class Verification:
 
 
 def verify(
-    settings: Settings, command: list[str], folder: Path, say: Callable[[str], None]
+    settings: Settings,
+    command: list[str],
+    folder: Path,
+    say: Callable[[str], None],
+    stdout: IO[str] | None = None,
 ) -> Verification:
     """Run a command without and with the recorder.
 
@@ -75,13 +79,14 @@ def verify(
         command: program and arguments.
         folder: an empty folder; the record is left in `recorded`, the digests in `watched-*`.
         say: called before each execution.
+        stdout: the command's standard output, if not this process's.
 
     Raises:
         RecordError: the command cannot be run, fails without the recorder, or no optimizer of
             torch steps in it.
     """
     say("without the recorder")
-    bare = _read(_execute(command, folder / "watched-bare"))
+    bare = _read(_execute(command, folder / "watched-bare", stdout))
     if not any(bare.values()):
         raise RecordError(
             f"{command[0]!r} ended without a step of a torch.optim optimizer: there are no"
@@ -91,7 +96,8 @@ def verify(
     settings = replace(settings, out=str(folder / "recorded"))
     watched = folder / "watched-recorded"
     watched.mkdir()
-    code = launcher.run(settings, command, variables={WATCH_VARIABLE: str(watched)})
+    variables = {WATCH_VARIABLE: str(watched)}
+    code = launcher.run(settings, command, variables=variables, stdout=stdout)
     if code:
         what = f"the command exits with {code} when it is recorded, and with 0 when not"
         different: Difference | None = Difference(rank=None, step=None, parameter=None, what=what)
@@ -108,7 +114,7 @@ def verify(
     if different is None:
         return replace(valid, summary=_unchanged(valid))
     say("without the recorder once more, since something differs")
-    watched = _execute(command, folder / "watched-again")
+    watched = _execute(command, folder / "watched-again", stdout)
     again = first_difference(folder / "watched-bare", watched, folder / "recorded")
     if again is not None:
         what = f"two executions without the recorder differ as well: {again.what}"
@@ -124,9 +130,9 @@ def _unchanged(valid: Verification) -> str:
     )
 
 
-def _execute(command: list[str], folder: Path) -> Path:
+def _execute(command: list[str], folder: Path, stdout: IO[str] | None) -> Path:
     folder.mkdir()
-    code = launcher.execute(command, {WATCH_VARIABLE: str(folder)})
+    code = launcher.execute(command, {WATCH_VARIABLE: str(folder)}, stdout)
     if code:
         raise RecordError(f"{command[0]!r} exits with {code} without the recorder: mend that first")
     return folder

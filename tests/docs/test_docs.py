@@ -48,7 +48,11 @@ NOT_EXECUTED = {
         "$ mpirun -np 16 fpdiff record --out runs/a -- python train.py",
     ],
     "docs/how-to/find-the-operator.md": ["$ fpdiff compare runs/a runs/b"],
-    "docs/explanation/overhead.md": ["$ python bench/overhead.py --quick"],
+    "docs/explanation/overhead.md": [
+        "$ python bench/suite.py --quick --out trial",
+        "$ python bench/suite.py --out figures",
+        "$ python bench/suite.py --publish figures",
+    ],
     "docs/explanation/how-compare-scales.md": [
         "$ python bench/fleet.py --ranks 3072 --steps 800 --compact",
         "$ python bench/fleet.py --ranks 64,128 --steps 50,100 --events 18,120 --plot growth.png",

@@ -8,6 +8,7 @@ import pytest
 from processes import FPDIFF, PROGRAMS, PYTHON, TORCHRUN, TRAIN_GPT, Result, assert_fails, run
 
 PERTURBED = PROGRAMS / "perturbed.py"
+PRINTED = "perturbed.py begins"
 
 
 def verify(*command: object, options: tuple[object, ...] = ()) -> Result:
@@ -18,6 +19,7 @@ def verified(how: str, *options: object) -> dict[str, Any]:
     result = verify(*PYTHON, PERTURBED, how, options=("--json", *options))
     found: dict[str, Any] = json.loads(result.stdout)
     assert result.returncode == {"valid": 0, "invalid": 1, "unknown": 2}[found["verdict"]]
+    assert PRINTED in result.stderr
     return found
 
 

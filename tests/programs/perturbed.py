@@ -17,6 +17,7 @@ from fpdiff.fingerprint.record import current
 def main() -> None:
     how = sys.argv[1] if len(sys.argv) > 1 else ""
     is_recorded = current.script is not None
+    print("perturbed.py begins")
     torch.manual_seed(os.getpid() if how == "always" else 0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
