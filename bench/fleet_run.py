@@ -324,6 +324,7 @@ def _batch(program: Program, digests: Bytes, first: int) -> pa.RecordBatch:
             nothing,
             nothing,
             pa.nulls(len(numbers), pa.int64()),
+            pa.nulls(len(numbers), pa.list_(pa.string())),
         ],
         schema=EVENTS,
     )

@@ -5,7 +5,8 @@ keeps no Python object per event alive.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ class EventColumns:
         self.spans = array("i")
         self.values: dict[int, float] = {}
         self.stats: dict[int, tuple[float, float, int]] = {}
+        self.kernels: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
         """Return the number of events held."""
@@ -84,15 +86,16 @@ class EventColumns:
                 _sparse(self.values, count),
                 *stats,
                 _sparse({i: row[2] for i, row in self.stats.items()}, count, pa.int64()),
+                _sparse(self.kernels, count, pa.list_(pa.string())),
             ],
             schema=EVENTS,
         )
 
 
-def _sparse(values: dict[int, float], count: int, kind: pa.DataType = _FLOAT64) -> pa.Array:
+def _sparse(values: Mapping[int, Any], count: int, kind: pa.DataType = _FLOAT64) -> pa.Array:
     if not values:
         return pa.nulls(count, kind)
-    dense: list[float | None] = [None] * count
+    dense: list[Any] = [None] * count
     for index, value in values.items():
         dense[index] = value
     return pa.array(dense, kind)

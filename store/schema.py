@@ -21,11 +21,11 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the format; files of a newer one are refused, older ones are read.
 
 Version 2 added `members` to SITES, and the kinds of events that operators leave; version 3 added
-`source`.
+`source`; version 4 added `kernels` to EVENTS.
 """
 
 VERSION_KEY: Final = "fpdiff.schema"
@@ -119,6 +119,7 @@ EVENTS: Final = _schema(
     pa.field("l2", pa.float64(), nullable=True),  # statistics, with --stats
     pa.field("absmax", pa.float64(), nullable=True),
     pa.field("nonfinite", pa.int64(), nullable=True),
+    pa.field("kernels", pa.list_(pa.string()), nullable=True),  # of a device, behind an operator
 )
 
 STEPS: Final = _schema(
@@ -136,7 +137,7 @@ STEPS: Final = _schema(
 
 TABLES: Final = {"sites": SITES, "events": EVENTS, "steps": STEPS}
 
-ADDED: Final = {("sites", "members"): 2, ("sites", "source"): 3}
+ADDED: Final = {("sites", "members"): 2, ("sites", "source"): 3, ("events", "kernels"): 4}
 """Columns that older files lack, with the version that added them; there they are null."""
 
 

@@ -224,7 +224,7 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     integers = {f.name: "DELTA_BINARY_PACKED" for f in schema if pa.types.is_integer(f.type)}
     repetitive = [f.name for f in schema if pa.types.is_string(f.type)]
     if schema is EVENTS:
-        repetitive.append("inputs.list.element")
+        repetitive += ["inputs.list.element", "kernels.list.element"]
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         replacing(path) as temporary,

@@ -39,6 +39,7 @@ class Event:
     l2: float | None
     absmax: float | None
     nonfinite: int | None
+    kernels: list[str] | None
 
     @property
     def where(self) -> tuple[str, str, str, int, str, int]:

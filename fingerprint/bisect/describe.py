@@ -75,6 +75,8 @@ class Describer:
             kind = of_microbatches(site, candidate.microbatches)
         else:
             kind = moved(site, candidate.count) if candidate.moved else classify(site, facts)
+        a = _side(aligned.a, int(aligned.index_a[candidate.row]))
+        b = _side(aligned.b, int(aligned.index_b[candidate.row]))
         return Origin(
             rank=self._found.rank,
             step=self._found.step,
@@ -92,14 +94,14 @@ class Describer:
             class_=kind.class_,
             component=kind.component,
             summary=kind.what,
-            a=_side(aligned.a, int(aligned.index_a[candidate.row])),
-            b=_side(aligned.b, int(aligned.index_b[candidate.row])),
+            a=a,
+            b=b,
             inputs=[_name(arm.site_of(i)) for i in inputs[:MAX_INPUTS].tolist()],
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
             strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
             hint=self._hint(candidate, site, kind),
-            evidence=[*self._cause(candidate), *self._evidence(kind)],
+            evidence=[*self._cause(candidate), *_kernels(a, b), *self._evidence(kind)],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
@@ -286,8 +288,16 @@ def _side(arm: Arm, index: int) -> dict[str, Any] | None:
         "dtype": site["dtype"],
         "shape": site["shape"],
     }
-    extra = {name: event[name] for name in ("value", "l2", "absmax", "nonfinite")}
+    extra = {name: event[name] for name in ("value", "l2", "absmax", "nonfinite", "kernels")}
     return side | {name: value for name, value in extra.items() if value is not None}
+
+
+def _kernels(*sides: dict[str, Any] | None) -> list[str]:
+    """Say which kernels ran on the device, where that is known of both runs."""
+    a, b = (", ".join(side.get("kernels", ())) if side else "" for side in sides)
+    if not a or not b:
+        return []
+    return [f"the same kernels ran: {a}" if a == b else f"other kernels ran: A {a}; B {b}"]
 
 
 def _name(site: Site) -> str:

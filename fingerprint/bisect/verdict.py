@@ -57,7 +57,8 @@ class Origin:
         module_class: its class.
         call: nth call of the module in that microbatch.
         op: operator, None at rungs that record none.
-        source: `file:line` of the program that was running, None where that says nothing.
+        source: `file:line` of the program that was running, or `backward of file:line`; None
+            where that says nothing.
         occurrence: nth time at this point of the call.
         kind: what the digest is of, see docs/reference/schema.md.
         slot: which tensor.

@@ -14,6 +14,7 @@ script       the bodies of those three
 recorder     steps, sites and events: every hook's way to the store
 sitetable    numbers of sites
 source       the line of the program that is running
+lines        the line that an event is told to be at
 steprow      the digests of a closed step
 stepwriter   puts steps on disk in order, each when its digests have arrived
 warning      warnings that cannot harm the program
@@ -34,12 +35,13 @@ opschema     what an operator reads, writes and returns
 opvalues     the tensors and other values that an operator is given and returns
 opcall       one call of an operator
 kernels      kernels that Triton launches, at rung kernel
+devicekernels  names of the kernels that operators launch on a device, at rung kernel
 tritonpath   where Triton launches a kernel
 inductor     compiled code, which is left opaque
 rehearsal    what is run only to learn shapes, and not recorded
 writers      which events wrote the memory that an operator reads
 prelude      operators between two steps, until it is known to which they belong
-nodes        which module call an autograd node comes from
+nodes        which module call and line an autograd node comes from
 collectives  what a rank gives and gets, and with whom
 handles      where Python calls collectives and waits for them, at rung layer
 wrapping     puts functions of the recorder's around others of torch or Triton

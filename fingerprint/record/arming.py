@@ -81,10 +81,13 @@ def _watch_ops(ops: OpRecorder) -> Callable[[], None]:
         return HandleWatch(ops).watch()
     mode = OpMode(ops)
     mode.__enter__()  # type: ignore[no-untyped-call]
-    end_launches = tritonpath.watch(KernelRecorder(ops))
+    ends = [tritonpath.watch(KernelRecorder(ops))]
+    if ops.recorder.kernels:
+        ends.append(ops.recorder.device_kernels.watch())
 
     def end() -> None:
-        end_launches()
+        for end_one in ends:
+            end_one()
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     return end
@@ -111,6 +114,7 @@ def _forget_in_child() -> None:
     script = current.script
     if script is not None and script.recorder.has_begun():
         script.recorder.awake = False
+        script.recorder.device_kernels.forget_in_child()
         current.script = None
 
 

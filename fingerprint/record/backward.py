@@ -51,9 +51,12 @@ class GradientHooks:
             # (gradients, retain_graph, create_graph, inputs): where grad mode is on in a pass that
             # makes no graph, a checkpoint is recomputing.
             outer, self.makes_graph = self.makes_graph, len(args) > 2 and bool(args[2])
+            nodes = self.recorder.nodes
+            outer_table, nodes.of_pass = nodes.of_pass, nodes.here()
             try:
                 return engine(tensors, *args, **kwargs)
             finally:
+                nodes.of_pass = outer_table
                 self.makes_graph = outer
                 self.end_pass(accumulates)
 

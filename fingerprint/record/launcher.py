@@ -51,6 +51,9 @@ def run(
     is_only = rank is None  # Else other ranks' launchers share the folder, and it is theirs too.
     try:
         own = {ENVIRONMENT_VARIABLE: settings.to_json()}
+        if settings.level == "kernel":
+            # Torch's profiler, which tells kernels' names, would say on stderr when it runs.
+            own["KINETO_LOG_LEVEL"] = os.environ.get("KINETO_LOG_LEVEL", "5")
         exit_code = execute(command, {**own, **(variables or {})}, stdout)
     except RecordError:
         if is_only:

@@ -25,6 +25,7 @@ class Call:
         by_element: seqs that only the nth elements have read, for ops on lists.
         written: (slot, index in a list, tensor) of the arguments that it writes.
         place: where the first argument lies; a view keeps what chose that place.
+        mark: see `DeviceKernels.mark`, 0 if it has none.
     """
 
     schema: OpSchema
@@ -35,6 +36,7 @@ class Call:
     by_element: dict[int, list[int]] = field(default_factory=dict)
     written: list[tuple[str, int | None, torch.Tensor]] = field(default_factory=list)
     place: PlainView | None = None
+    mark: int = 0
 
     def at(self, kind: str, slot: str) -> Point:
         """Return the point of one of the call's events."""

@@ -78,7 +78,8 @@ class OpMode(TorchDispatchMode):
         if call is None:
             return func(*args, **kwargs)
         if ops.recorder.kernels:
-            result = ops.running.run(call, func, args, kwargs)
+            with ops.recorder.device_kernels.mark(call):
+                result = ops.running.run(call, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         ops.after(call, result)
@@ -110,7 +111,7 @@ class OpRecorder:
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Call | None:
         """Record what an operator is about to read; return None if it is not to be followed."""
-        call: Call | None = self.observed(self._before, op, args, kwargs)
+        call: Call | None = self.observed(self._begin, op, args, kwargs)
         return call
 
     def after(self, call: Call, result: Any) -> None:
@@ -131,6 +132,14 @@ class OpRecorder:
                 return None
             finally:
                 recorder.is_observing = outer
+
+    def _begin(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call | None:
+        call = self._before(op, args, kwargs)
+        if call is not None and not call.schema.waits:
+            self.recorder.lines.note(call.point, call.occurrence)
+        return call
 
     def _before(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -372,6 +381,8 @@ class OpRecorder:
         element = index if call.schema.by_element else None
         point = call.at(kind, slot)
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
+        if call.mark:
+            self.recorder.device_kernels.note(call, seq)
         if view is not None and view.extent_bytes:
             self.recorder.writers.put(view, seq, digest)
         return True

@@ -21,15 +21,16 @@ from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record import environment, process, runfolder
 from fpdiff.fingerprint.record.dataflow import Producers
+from fpdiff.fingerprint.record.devicekernels import DeviceKernels
 from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.lines import Lines
 from fpdiff.fingerprint.record.names import Names
-from fpdiff.fingerprint.record.nodes import NodeScopes
+from fpdiff.fingerprint.record.nodes import Nodes
 from fpdiff.fingerprint.record.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
 from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.source import running_line
 from fpdiff.fingerprint.record.state import StateRecorder
 from fpdiff.fingerprint.record.stepwriter import StepWriter
 from fpdiff.fingerprint.record.warning import warn
@@ -58,12 +59,14 @@ class Recorder:
         self.scopes = ScopeStack()
         self.producers = Producers()
         self.writers = Writers()
-        self.nodes = NodeScopes()
+        self.nodes = Nodes()
+        self.lines = Lines(self.nodes)
         # With --rehash digests are compared as soon as they are taken.
         staging = Staging() if settings.digest == "mix128" and not settings.rehash else None
         self.cache = DigestCache(ALGORITHMS[settings.digest], staging)
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
+        self.device_kernels = DeviceKernels(self.blind_spots)
         self.step = settings.first_step
         self.step_first_seq = 0
         self.backward_first_seq = 0
@@ -161,7 +164,7 @@ class Recorder:
             self.awake = False
             warn(f"this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1)
             return False
-        self._sites = SiteTable(self._writer.add_site)
+        self._sites = SiteTable(self._writer.add_site, self.lines.of)
         self._steps = StepWriter(self._writer, self._sites, self._staging)
         self._thread = threading.get_ident()
         self._environment = environment.describe()
@@ -209,6 +212,8 @@ class Recorder:
         if self._in_window:
             self.state.record_tensors()
             self.generator_state = torch_state()
+            if self.kernels:
+                self.device_kernels.begin()
 
     def _open_with_prelude(self) -> None:
         prelude, self._prelude = self._prelude, Prelude()
@@ -275,6 +280,11 @@ class Recorder:
     def _flush(self, *, close: bool, ended: bool = True) -> None:
         if not len(self._columns) and self._is_flushed:
             return
+        if not close and self.device_kernels.is_on:
+            return  # Which kernels ran is known at the step's end.
+        for seq, names in self.device_kernels.take().items():
+            if seq >= self._columns.first_seq:
+                self._columns.kernels[seq - self._columns.first_seq] = names
         self._is_flushed = close
         self._steps.write(self._columns, close=close, ended=ended)
         self._columns = EventColumns(self.step, self.next_seq())
@@ -296,6 +306,7 @@ class Recorder:
     def fail(self, error: Exception) -> None:
         """Stop recording after an error, with one warning; the program goes on."""
         self.awake = False
+        self.device_kernels.end()
         self._stopped = f"recording stopped in step {self.step}: {type(error).__name__}: {error}"
         if not isinstance(error, OSError):
             self._stopped += f" ({_where(error)})"
@@ -524,7 +535,7 @@ class Recorder:
             source = ""
             if again not in self._met_between_steps:
                 self._met_between_steps.add(again)
-                source = running_line() or ""
+                source = self.lines.of(point) or ""
             event = OpEvent(
                 point, occurrence, microbatch, digest, dtype, shape, kept, earlier, value, source
             )

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from fpdiff.fingerprint.digest.host import digest_bytes
-from fpdiff.fingerprint.record.source import running_line
 from fpdiff.store.schema import GROUPS, PHASES
 
 
@@ -34,8 +33,6 @@ SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
 """(point, occurrence, dtype, shape)."""
 
 _NOT_STRUCTURE = ("site", "module_class", "source")
-_WITHOUT_SOURCE = ("init", "backward")
-"""Phases in which the line that runs is only that of the call which led to it all."""
 
 _GROUP_OF_KIND = {"parameter": "parameters", "loss": "loss"}
 
@@ -43,10 +40,15 @@ _GROUP_OF_KIND = {"parameter": "parameters", "loss": "loss"}
 class SiteTable:
     """Numbers sites in the order of their first event."""
 
-    def __init__(self, add_row: Callable[[dict[str, Any]], None]) -> None:
-        """Start empty; `add_row` is given each new row of SITES."""
+    def __init__(
+        self,
+        add_row: Callable[[dict[str, Any]], None],
+        line_of: Callable[[Point], str | None] = lambda point: None,
+    ) -> None:
+        """Start empty; `add_row` is given each new row of SITES, `line_of` asked for its line."""
         self._numbers: dict[SiteKey, int] = {}
         self._add_row = add_row
+        self._line_of = line_of
         self._descriptions = bytearray()
         self._masks = array("i")
 
@@ -55,14 +57,14 @@ class SiteTable:
 
         Args:
             key: of the site.
-            source: the line of the program where it is, "" where that is not known; by default
-                the one that is running.
+            source: the line of the program where it is, "" where that is not known; asked for by
+                default.
         """
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._numbers)
-            if source is None and key[0].phase not in _WITHOUT_SOURCE:
-                source = running_line()
+            if source is None:
+                source = self._line_of(key[0])
             self._add(number, key, source or None)
         return number
 

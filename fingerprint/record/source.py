@@ -1,4 +1,8 @@
-"""The line of the program that is running: the innermost frame that is not torch's, Triton's or ours."""
+"""The line of the program that is running: the innermost frame that is not torch's, Triton's or ours.
+
+In a backward pass no frame outside of it counts: the call that began it says nothing of the op that
+runs, and where autograd runs nodes in a thread of its own there is none.
+"""
 
 import os
 import sys
@@ -7,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch.autograd import graph
 
 _TORCH = Path(torch.__file__).parent
 _PACKAGES = (
@@ -18,6 +23,8 @@ _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _HERE = str(Path(__file__).parents[1]) + os.sep  # the package that records
 # Not imported: the recorder may not import what `fpdiff` offers to readers of runs.
 _FACE = str(sys.modules["fpdiff"].__file__)
+_PASS = graph._engine_run_backward.__code__
+"""The code that every backward pass runs in."""
 _NOT_THE_PROGRAM = (_HERE, str(_TORCH) + os.sep, *_TRITON, _FACE, "<frozen")
 
 
@@ -27,7 +34,7 @@ def running_line() -> str | None:
     A path is relative to the working directory or the folder of packages where it lies below one.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _PASS:
         path = frame.f_code.co_filename
         if not _is_inside(path):
             return f"{_short(path)}:{frame.f_lineno}"

@@ -20,7 +20,7 @@ SELECT
     run, rank, e.step, e.microbatch, e.seq,
     s.phase, s.kind, s.module, s.module_class, s.call, s.op, s.occurrence, s.slot,
     s.members, s.dtype, s.shape, s.source,
-    e.digest, e.value, e.l2, e.absmax, e.nonfinite, e.span, site
+    e.digest, e.value, e.l2, e.absmax, e.nonfinite, e.kernels, e.span, site
 FROM stored.events AS e
 JOIN stored.sites AS s USING (run, rank, site);
 

@@ -75,7 +75,7 @@ def renew(path: Path) -> None:
         (empty, "it is empty"),
         (flip, "is damaged"),
         (replace, "is not an fpdiff events file"),
-        (renew, "newer fpdiff (format 9; this one reads up to 3): upgrade fpdiff"),
+        (renew, "newer fpdiff (format 9; this one reads up to 4): upgrade fpdiff"),
     ],
 )
 def test_bad_files(tmp_path: Path, damage: Callable[[Path], None], reason: str) -> None:

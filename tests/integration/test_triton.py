@@ -56,6 +56,9 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         record = {"path": str(folder / name), "level": level}
         output = folder / f"{name}.txt"
         jobs.add(name, preloaded.run, PROGRAM, *options, output=output, record=record)
+    record = {"path": str(folder / "marks"), "level": "kernel"}
+    program, output = PROGRAMS / "long_marks.py", folder / "marks.txt"
+    jobs.add("marks", preloaded.run, program, output=output, record=record)
     yield jobs
     jobs.close()
     preloaded.close()
@@ -138,6 +141,12 @@ def test_the_command_line_knows_the_rung(folder: Path, jobs: Jobs) -> None:
     assert jobs["a"] and jobs["wrong"]
     verdict = compare_json(folder / "a", folder / "wrong")
     assert verdict["compared"]["rung"] == "kernel"
+
+
+def test_marks_of_the_program_outlive_the_profiler_of_a_step(folder: Path, jobs: Jobs) -> None:
+    assert jobs["marks"].splitlines()[-1] == "ended"
+    assert "stopped" not in rank_info(folder / "marks")
+    assert fpdiff.open_run(folder / "marks").ranks[0].steps()["step"].to_pylist() == [0, 1, 2, 3]
 
 
 @pytest.mark.gpu

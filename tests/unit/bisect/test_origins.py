@@ -134,7 +134,7 @@ class Made:
         )
         columns = self.columns | {"digest": pa.ExtensionArray.from_storage(pa.uuid(), storage)}
         count = len(self.digests)
-        for name in ("value", "l2", "absmax", "nonfinite"):
+        for name in ("value", "l2", "absmax", "nonfinite", "kernels"):
             columns[name] = pa.nulls(count, EVENTS.field(name).type)
         return pa.table([columns[name] for name in EVENTS.names], schema=EVENTS)
 

@@ -59,7 +59,11 @@ def test_an_op_has_the_line_that_ran_it(tmp_path: Path) -> None:
     start = body.__code__.co_firstlineno
     lines = [line_of(ops(events, name, phase="forward")[0]) - start for name in ("mul", "relu")]
     assert lines == [1, 2]
-    assert {e.source for e in events if e.phase in ("init", "backward")} == {None}
+    assert set(events.pick(phase="init").column("source")) == {None}
+    made = [ops(events, name, phase="backward")[-1] for name in ("mul", "threshold_backward")]
+    assert [line_of(e) - start for e in made] == [1, 2]
+    assert all(str(e.source).startswith("backward of ") for e in made)
+    assert {e.source for e in events.pick(phase="backward") if e.op is None} == {None}
 
 
 def test_an_op_reads_what_made_its_inputs(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_no_run(tmp_path: Path) -> None:
         ('{"a": "' + " " * (16 << 20) + '"}', "larger than 16 MiB"),
         (
             '{"schema": 7}',
-            r"run.json was written by a newer fpdiff \(format 7; .* up to 3\): upgrade fpdiff",
+            r"run.json was written by a newer fpdiff \(format 7; .* up to 4\): upgrade fpdiff",
         ),
     ],
     ids=range(9),
