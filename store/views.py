@@ -4,8 +4,8 @@ import contextlib
 import importlib.resources
 import json
 import re
+import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fpdiff.store.errors import QueryError
 from fpdiff.store.parquet import TableFile
+from fpdiff.store.places import Place, local, local_folder
 from fpdiff.store.run import RankRecord, Run
 from fpdiff.store.schema import TABLES
 from fpdiff.store.verify import pattern, quoted, verify_file
@@ -86,6 +87,8 @@ def connect(runs: dict[str, Run], *, verify: bool = True) -> duckdb.DuckDBPyConn
         StoreError: a file is damaged or foreign.
     """
     connection = duckdb.connect(":memory:")
+    # What was fetched of runs on object storage is there as long as they are.
+    weakref.finalize(connection, dict.clear, dict(runs))
     for file in _files(runs):
         if verify:
             verify_file(connection, file)
@@ -221,14 +224,14 @@ def _tail(run: Run, name: str) -> pa.Table:
 def _selects(label: str, run: Run, name: str, tail: str) -> list[str]:
     columns = ", ".join(TABLES[name].names)
     selects = [f"SELECT {quoted(label)} AS run, rank, {columns} FROM {tail}"]
-    paths: dict[tuple[str, ...], list[Path]] = {}
+    paths: dict[tuple[str, ...], list[Place]] = {}
     for record in run.ranks.values():
         for segment in record.segments:
             if segment.files:
                 file = segment.files[name]
                 paths.setdefault(tuple(file.columns), []).append(file.path)
     for present, alike in paths.items():
-        files = ", ".join(quoted(pattern(path)) for path in alike)
+        files = ", ".join(quoted(pattern(local(path))) for path in alike)
         columns = ", ".join(
             column if column in present else f"NULL AS {column}" for column in TABLES[name].names
         )
@@ -249,9 +252,10 @@ def _nothing(schema: pa.Schema) -> str:
 
 def _lock(connection: duckdb.DuckDBPyConnection, runs: dict[str, Run]) -> None:
     """Let statements see nothing but the files of the runs, and change no setting."""
-    folders = {str(run.path.resolve()) for run in runs.values()}
+    roots = [local_folder(run.path) for run in runs.values()]
+    folders = {str(root.resolve()) for root in roots}
     # DuckDB compares the pattern that it is given, not the files that the pattern stands for.
-    folders |= {pattern(run.path) for run in runs.values()}
+    folders |= {pattern(root) for root in roots}
     listed = ", ".join(quoted(folder) for folder in sorted(folders))
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_directories = [{listed}]")

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ def run(
     *,
     force: bool = False,
     variables: Mapping[str, str] | None = None,
+    meanwhile: AbstractContextManager[None] | None = None,
 ) -> int:
     """Run a command to its end and record it.
 
@@ -34,6 +35,7 @@ def run(
         command: program and arguments.
         force: replace an existing run.
         variables: further ones for the command's environment.
+        meanwhile: entered when the run's folder has been made, left when the command has ended.
 
     Returns:
         The command's exit code, 128 + N if signal N ended it.
@@ -48,7 +50,8 @@ def run(
     is_only = rank is None  # Else other ranks' launchers share the folder, and it is theirs too.
     try:
         own = {ENVIRONMENT_VARIABLE: settings.to_json()}
-        exit_code = execute(command, {**own, **(variables or {})})
+        with meanwhile or nullcontext():
+            exit_code = execute(command, {**own, **(variables or {})})
     except RecordError:
         if is_only:
             runfolder.remove_if_empty(root)
