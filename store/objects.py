@@ -24,7 +24,12 @@ class Listing:
         """Hold the sizes of all objects; use `of`."""
         self.folder = folder
         self.sizes = sizes
-        self.cache = Path(tempfile.mkdtemp(prefix="fpdiff-"))
+        try:
+            self.cache = Path(tempfile.mkdtemp(prefix="fpdiff-"))
+        except OSError as error:
+            raise BucketError(
+                f"there is no folder to keep files of {folder.url} in: {error}; set TMPDIR to one"
+            ) from error
         weakref.finalize(self, shutil.rmtree, self.cache, ignore_errors=True)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -6,12 +6,15 @@ import json
 import re
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from fpdiff.store.checks import naming
 from fpdiff.store.errors import QueryError
+from fpdiff.store.objects import ObjectPath
 from fpdiff.store.parquet import TableFile
 from fpdiff.store.places import Place, local, local_folder
 from fpdiff.store.run import RankRecord, Run
@@ -38,6 +41,7 @@ _RANKS = pa.schema(
 )
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+)?(?:\([^)]*\)\s*)?", re.IGNORECASE)
 _FETCH_ROWS = 4096
+_FETCHES = 8
 
 
 class QueryResult:
@@ -89,7 +93,9 @@ def connect(runs: dict[str, Run], *, verify: bool = True) -> duckdb.DuckDBPyConn
     connection = duckdb.connect(":memory:")
     # What was fetched of runs on object storage is there as long as they are.
     weakref.finalize(connection, dict.clear, dict(runs))
-    for file in _files(runs):
+    files = list(_files(runs))
+    _fetch(files)
+    for file in files:
         if verify:
             verify_file(connection, file)
         else:
@@ -167,6 +173,21 @@ def _files(runs: dict[str, Run]) -> Iterator[TableFile]:
         for record in run.ranks.values():
             for segment in record.segments:
                 yield from segment.files.values()
+
+
+def _fetch(files: list[TableFile]) -> None:
+    """Fetch side by side what is on object storage: each request waits for the network."""
+
+    def fetch(file: TableFile) -> None:
+        with naming(file.path):
+            local(file.path)
+
+    pool = ThreadPoolExecutor(_FETCHES)
+    try:
+        for _ in pool.map(fetch, (f for f in files if isinstance(f.path, ObjectPath))):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _store(

@@ -134,6 +134,7 @@ def test_an_upload_that_is_cut_off(
     remedy = re.search(r"upload it with: fpdiff upload (\S+) s3://runs/cut$", told, re.MULTILINE)
     assert remedy is not None
     kept = remedy[1]
+    assert told.count("the upload will be tried again") <= 1
     store.heal()
 
     verdict = fpdiff.compare(kept, "s3://runs/cut")
