@@ -75,13 +75,14 @@ class ObjectFolder:
         start = len(self._base) + 1
         return {f.path[start:]: f.size for f in self._select(recursive=True) if f.is_file}
 
-    def read(self, key: str) -> bytes:
-        """Return an object's content.
+    def read(self, key: str, start: int = 0) -> bytes:
+        """Return an object's content, from the byte `start` on.
 
         Raises:
             FileNotFoundError: there is none.
         """
         with self._reaching(), self._files.open_input_file(f"{self._base}/{key}") as file:
+            file.seek(start)
             return bytes(file.read())
 
     def write(self, key: str, content: bytes) -> None:

@@ -80,6 +80,18 @@ class Listing:
                 ) from error
         return path
 
+    def end_of(self, key: str, num_bytes: int) -> bytes | None:
+        """Return the last bytes of an object; None if it is small, or fetched already.
+
+        Raises:
+            FileNotFoundError: the object is gone.
+            BucketError: the storage refuses or cannot be reached.
+        """
+        start = self.sizes[key] - num_bytes
+        if start <= 0 or (self.cache / key).exists():
+            return None
+        return self.folder.read(key, start)
+
 
 @dataclass(frozen=True)
 class ObjectPath:

@@ -30,6 +30,15 @@ def local(file: Place) -> Path:
     return file.listing.fetch(file.key) if isinstance(file, ObjectPath) else file
 
 
+def end_of(file: Place, num_bytes: int) -> bytes | None:
+    """Return the last bytes of a large file that would have to be fetched, else None.
+
+    Raises:
+        BucketError: they cannot be fetched.
+    """
+    return file.listing.end_of(file.key, num_bytes) if isinstance(file, ObjectPath) else None
+
+
 def local_folder(root: Place) -> Path:
     """Return the folder that has all of a run's files that `local` has returned."""
     return root.listing.cache / root.key if isinstance(root, ObjectPath) else root

@@ -54,9 +54,10 @@ def run(settings: Settings, command: list[str], *, force: bool = False) -> Outco
     own = replace(settings, out=str(recording.root))
     try:
         exit_code = launcher.run(own, command, meanwhile=recording.uploading(force=force))
-    except RecordError:
+    except RecordError as error:
         recording.withdraw()
-        raise
+        # The user knows of the address only.
+        raise RecordError(str(error).replace(str(recording.root), recording.url)) from error
     if not recording.root.exists():  # The command failed before anything was recorded.
         recording.withdraw()
         return Outcome(exit_code, recorded=False)
@@ -67,7 +68,7 @@ class _Recording:
     """One run on its way from its local folder to object storage."""
 
     def __init__(self, url: str) -> None:
-        self._url = ObjectFolder(url).url
+        self.url = ObjectFolder(url).url
         try:
             self._spool = Path(tempfile.mkdtemp(prefix="fpdiff-record-"))
         except OSError as error:
@@ -75,7 +76,7 @@ class _Recording:
                 f"there is no local folder to record to: {error}; set TMPDIR to one"
             ) from error
         self.root = self._spool / "run"
-        self._upload = Upload(self.root, self._url)
+        self._upload = Upload(self.root, self.url)
         self._rank = launcher_rank(os.environ)
         self._has_claimed = False
         self._has_ended = threading.Event()
@@ -102,8 +103,8 @@ class _Recording:
             self._upload.everything()
         except (BucketError, OSError, KeyboardInterrupt) as error:
             _say(
-                f"{self._url} is not complete: {_reason(error)}; the run is kept, upload it with:"
-                f" fpdiff upload {self.root} {self._url}"
+                f"{self.url} is not complete: {_reason(error)}; the run is kept, upload it with:"
+                f" fpdiff upload {self.root} {self.url}"
             )
             return False
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -116,7 +117,7 @@ class _Recording:
             try:
                 self._upload.withdraw()
             except BucketError as error:
-                _say(f"{self._url} holds an empty run: {error}")
+                _say(f"{self.url} holds an empty run: {error}")
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _upload_now_and_then(self) -> None:

@@ -192,7 +192,8 @@ def test_what_cannot_be_recorded_to(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
     code, _, err = fpdiff_here(capsys, "record", "--out", "s3://runs/none", "--", *touch)
-    assert (code, "nothing was recorded" in err) == (2, True)
+    assert (code, "nothing was recorded: " in err) == (2, True)
+    assert "s3://runs/none was not kept" in err
     assert store.keys("none") == [] and [p.name for p in tmp_path.iterdir()] == ["began"]
     told = pytest.raises(fpdiff.RecordError, match="record to a folder, then `fpdiff upload` it")
     with told, fpdiff.record("s3://runs/new"):

@@ -15,13 +15,15 @@ from synthetic import Shape, write_rank, write_run, write_run_json
 from synthetic_runs import Job, at, rewrite_json, twist
 
 import fpdiff
-from fpdiff.store import bucket
+from fpdiff.store import bucket, parquet
 from fpdiff.store.compacting import compact_run
 from fpdiff.store.errors import BucketError, FpdiffError, StoreError
+from fpdiff.store.objects import ObjectPath
 from fpdiff.store.run import Run
 from fpdiff.store.summary import summarize
 from fpdiff.store.upload import Upload
 from fpdiff.store.views import connect, query
+from fpdiff.store.writer import SegmentLimits
 
 KILLED = Shape(close=False, limits=Shape().limits)
 
@@ -115,6 +117,21 @@ def test_only_what_is_needed_is_fetched(store: ObjectStore, tmp_path: Path, url:
     fetched = {key.removeprefix(f"{key_of(url)}/") for key in keys if "/events/" in key}
     own = "events/rank=00001"  # The last segment may hold what came late.
     assert fetched == {f"{own}/seg-00000.parquet", f"{own}/seg-00002.parquet"}
+
+
+def test_of_large_files_show_fetches_footers(
+    store: ObjectStore, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_SMALL_BYTES", 16 << 10)
+    shape = Shape(steps=2, events=2_000, limits=SegmentLimits(steps=1))
+    upload(write_run(tmp_path / "run", shape=shape), url)
+    run = Run.open(url)
+    assert summarize(run).num_events == 4_000
+    assert isinstance(run.path, ObjectPath)
+    assert not (run.path.listing.cache / "events").exists()
+    assert everything(run) == everything(Run.open(tmp_path / "run"))
+    monkeypatch.setattr(parquet, "_SMALL_BYTES", 100)  # Less than a footer.
+    assert summarize(Run.open(url)).num_events == 4_000
 
 
 def test_sql_reads_it_and_nothing_else(store: ObjectStore, tmp_path: Path, url: str) -> None:
