@@ -295,36 +295,54 @@ def test_an_upload_that_is_interrupted_anywhere(
     root = write_run(tmp_path / "run", shape=Shape(steps=3))
     write_rank(root, 1, Shape(close=False, steps=3))
     compact_run(root)
-    notes = fpdiff.compare(root, root).notes
     expected = everything(Run.open(root))
-    objects = [path for path in root.rglob("*") if path.is_file()]
-    seen = []
-    for number in range(len(objects) + 1):
-        store.puts_left = number
-        with _interrupted() if number < len(objects) else contextlib.nullcontext():
-            upload(root, f"{url}/{number}")
+    notes = fpdiff.compare(root, root).notes
+    found = Upload(root, url)
+    num_objects = sum(path.is_file() for path in root.rglob("*"))
+    num_events = [0]
+    for number in range(1, num_objects + 1):
+        store.puts_left = 1
+        with _interrupted() if number < num_objects else contextlib.nullcontext():
+            if number == 1:
+                found.claim()
+            found.everything()
         store.heal()
-        if not number:
-            with pytest.raises(StoreError, match="no run at"):
-                Run.open(f"{url}/{number}")
-            continue
-        run = Run.open(f"{url}/{number}")
-        found = everything(run)
-        for rank, info, sites, steps, events in found:
+        assert len(store.keys(f"{key_of(url)}/")) == number
+        run = everything(Run.open(url))
+        for rank, info, sites, steps, events in run:
             whole = expected[rank]
             if info.get("finished"):
                 assert [rank, info, sites, steps, events] == whole
             assert events == whole[4][: len(events)]
             assert steps == whole[3][: len(steps)] and sites == whole[2][: len(sites)]
-        seen.append(sum(len(events) for *_, events in found))
-        if seen[-1]:
-            verdict = fpdiff.compare(root, f"{url}/{number}")
+        num_events.append(sum(len(events) for *_, events in run))
+        if num_events[-1]:
+            verdict = fpdiff.compare(root, url)
             assert verdict.verdict == "identical"
-            assert (verdict.notes == notes) == (number == len(objects))
-        if number % 5 == 1:
-            upload(root, f"{url}/{number}")
-            assert everything(Run.open(f"{url}/{number}")) == expected
-    assert seen == sorted(seen) and seen[0] == 0 and seen[-1] == sum(len(e[4]) for e in expected)
+            assert (verdict.notes == notes) == (number == num_objects)
+    assert num_events == sorted(num_events)
+    assert num_events[-1] == sum(len(events) for *_, events in expected)
+
+
+def test_an_upload_goes_on_where_it_was_interrupted(
+    store: ObjectStore, tmp_path: Path, url: str
+) -> None:
+    root = write_run(tmp_path / "run", ranks=2)
+    store.puts_left = 0
+    with _interrupted():
+        upload(root, url)
+    store.heal()
+    with pytest.raises(StoreError, match="no run at"):
+        Run.open(url)
+    store.puts_left = 8
+    with _interrupted():
+        upload(root, url)
+    store.heal()
+    there = set(store.keys(key_of(url)))
+    with store.watched("PUT") as keys:
+        upload(root, url)
+    assert not {key for key in keys if key.endswith(".parquet")} & there
+    assert everything(Run.open(url)) == everything(Run.open(root))
 
 
 def _interrupted() -> contextlib.AbstractContextManager[Any]:
