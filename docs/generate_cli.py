@@ -44,7 +44,8 @@ NOTES = {
 Windows: `--steps 10:20,400` means steps 10 to 19 and step 400, as a Python slice counts.
 `--ranks 0,3-5` means ranks 0, 3, 4 and 5.
 `--modules` is a regular expression that is searched for in a module's path.
-[Narrow a recording and cut its cost](../how-to/narrow-and-cut-cost.md) has the details.
+[Narrow a recording and cut its cost](../how-to/narrow-and-cut-cost.md) has the details, and
+[Keep runs on object storage](../how-to/runs-on-object-storage.md) what `s3://` does.
 """,
     "compare": "[The verdict](verdict.md) describes what `--json` prints.\n",
     "certify": "[Certify one run](../how-to/certify-one-run.md) says what is checked.\n",
