@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ _RESULT = {"nothing": "not checked"}
 
 
 def certify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of the run, or s3:// address.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole certificate as JSON.")
     ] = False,

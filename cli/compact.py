@@ -13,7 +13,7 @@ from fpdiff.store.compacting import compact_run
 
 
 def compact(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of the run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Copy the step rows and sites of all ranks into a few large files.
@@ -28,7 +28,7 @@ def compact(
         return
     what = "compacted" if done.is_new else "compact already"
     text = f"{what}: {done.files:,} files of rank {collapse(done.ranks)}"
-    text += f" in {run / 'compact'}, {size_text(done.size_bytes)}"
+    text += f" in {Path(run) / 'compact'}, {size_text(done.size_bytes)}"
     if done.left_out:
         text += f"; rank {collapse(done.left_out)} has not ended and is read as it is"
     data_console().print(printable(text), soft_wrap=True)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,8 +21,8 @@ _ENGINES = ("threads", "ray")
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Run that is taken as the reference.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other run.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="Run that is taken as the reference.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other run.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole verdict as JSON.")
     ] = False,
@@ -67,7 +66,7 @@ def compare(
     except CompareError as error:
         if not as_json:
             raise
-        verdict = Verdict(verdict="incomparable", summary=str(error), a=str(a), b=str(b))
+        verdict = Verdict(verdict="incomparable", summary=str(error), a=a, b=b)
     if as_json:
         typer.echo(json.dumps(verdict.to_dict(), indent=1, allow_nan=False))
     else:

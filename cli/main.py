@@ -21,6 +21,7 @@ from fpdiff.cli.demo import demo
 from fpdiff.cli.record import record
 from fpdiff.cli.show import show
 from fpdiff.cli.sql import sql
+from fpdiff.cli.upload import upload
 from fpdiff.cli.verify import verify
 from fpdiff.store.errors import FpdiffError
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("record")(record)
 app.command("compare")(compare)
 app.command("compact")(compact)
+app.command("upload")(upload)
 app.command("certify")(certify)
 app.command("sql")(sql)
 app.command("show")(show)

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from fpdiff.cli.console import talk
-from fpdiff.fingerprint.record import launcher
+from fpdiff.fingerprint.record import launcher, remote
 from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
+from fpdiff.store.bucket import is_url
 from fpdiff.store.errors import RecordError
 
 
@@ -17,7 +18,13 @@ def record(
         typer.Argument(metavar="COMMAND", help="Program and arguments, behind --."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the run; it must not exist.")
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Folder of the run, or s3://BUCKET/FOLDER; it must not exist.",
+        ),
     ] = None,
     level: Annotated[str, typer.Option(help="Rung: step, layer, op or kernel.")] = "layer",
     steps: Annotated[str, typer.Option(help="Only these steps, such as 10:20,400.")] = "",
@@ -54,7 +61,7 @@ def record(
     if out is None:
         raise RecordError("say where to record to: --out DIR")
     settings = Settings(
-        out=str(out.absolute()),
+        out=out if is_url(out) else str(Path(out).absolute()),
         level=level,
         steps=parse_steps(steps),
         modules=modules,
@@ -65,7 +72,13 @@ def record(
         collectives=collectives,
         first_step=first_step,
     )
-    exit_code = launcher.run(settings, command, force=force)
-    if (out / "run.json").exists():  # Not so after a command that failed before it recorded.
+    if is_url(out):
+        outcome = remote.run(settings, command, force=force)
+        exit_code, has_recorded = outcome.exit_code, outcome.recorded
+    else:
+        exit_code = launcher.run(settings, command, force=force)
+        # Not so after a command that failed before it recorded.
+        has_recorded = (Path(out) / "run.json").exists()
+    if has_recorded:
         talk(f"fpdiff: recorded to {out}; next: fpdiff compare {out} OTHER_RUN")
     raise typer.Exit(exit_code)

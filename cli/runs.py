@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from fpdiff.store.bucket import is_url
 from fpdiff.store.run import Run
 
 
-def open_runs(paths: list[Path]) -> dict[str, Run]:
+def open_runs(paths: list[str]) -> dict[str, Run]:
     """Return the runs at `paths`, in order, by label.
 
     Raises:
@@ -14,18 +15,22 @@ def open_runs(paths: list[Path]) -> dict[str, Run]:
     return dict(zip(labels(paths), [Run.open(path) for path in paths], strict=True))
 
 
-def labels(paths: list[Path]) -> list[str]:
+def labels(paths: list[str]) -> list[str]:
     """Return a short, unique label for each path.
 
     The folder's name; where two are alike, as many folders above it as tell them apart; for the
     same folder named twice, letters.
     """
-    parts = [path.resolve().parts for path in paths]
+    parts = [_parts(path) for path in paths]
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names
     return [_letters(number) for number in range(len(paths))]
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.rstrip("/").split("/")) if is_url(path) else Path(path).resolve().parts
 
 
 def _letters(number: int) -> str:

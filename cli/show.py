@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of the run, or s3:// address.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a run holds and how it ended."""

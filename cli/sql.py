@@ -15,7 +15,9 @@ from fpdiff.store.views import connect, query
 def sql(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="RUN... [QUERY]", help="Folders of runs, then a statement."),
+        typer.Argument(
+            metavar="RUN... [QUERY]", help="Folders or s3:// addresses of runs, then a statement."
+        ),
     ],
     form: Annotated[
         Format, typer.Option("--format", help="How to write the result.")
@@ -47,15 +49,15 @@ def sql(
         raise typer.Exit(2)
 
 
-def split_arguments(arguments: list[str]) -> tuple[list[Path], str | None]:
+def split_arguments(arguments: list[str]) -> tuple[list[str], str | None]:
     """Return the runs' folders and the statement, if the last argument is one.
 
     It is one if there is no such folder and it has white space in it.
     """
     *head, last = arguments
     if len(last.split()) > 1 and not _exists(last):
-        return [Path(path) for path in head], last
-    return [Path(path) for path in arguments], None
+        return head, last
+    return arguments, None
 
 
 def _exists(path: str) -> bool:

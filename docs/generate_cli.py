@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
-COMMANDS = ("record", "compare", "certify", "sql", "show", "compact", "verify", "demo")
+COMMANDS = ("record", "compare", "certify", "sql", "show", "compact", "upload", "verify", "demo")
 
 HEAD = """\
 # The command line
@@ -44,11 +44,13 @@ NOTES = {
 Windows: `--steps 10:20,400` means steps 10 to 19 and step 400, as a Python slice counts.
 `--ranks 0,3-5` means ranks 0, 3, 4 and 5.
 `--modules` is a regular expression that is searched for in a module's path.
-[Narrow a recording and cut its cost](../how-to/narrow-and-cut-cost.md) has the details.
+[Narrow a recording and cut its cost](../how-to/narrow-and-cut-cost.md) has the details, and
+[Keep runs on object storage](../how-to/runs-on-object-storage.md) what `s3://` does.
 """,
     "compare": "[The verdict](verdict.md) describes what `--json` prints.\n",
     "certify": "[Certify one run](../how-to/certify-one-run.md) says what is checked.\n",
     "verify": "[Verify that recording changes nothing](../how-to/verify-the-recorder.md) shows it.\n",
+    "upload": "[Keep runs on object storage](../how-to/runs-on-object-storage.md) says when.\n",
     "sql": "[The store](schema.md) describes the tables.\n",
 }
 

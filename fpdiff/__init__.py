@@ -14,6 +14,7 @@ Afterwards, here or from the command line:
     run = fpdiff.open_run("runs/a")
     certificate = fpdiff.certify("runs/a")
     fpdiff.compact("runs/a")         # of very many ranks: faster to compare
+    fpdiff.upload("runs/a", "s3://bucket/a")
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpdiff.fingerprint.record.current import log, mark, step
-from fpdiff.store.errors import CompareError, FpdiffError, QueryError, RecordError, StoreError
+from fpdiff.store.errors import (
+    BucketError,
+    CompareError,
+    FpdiffError,
+    QueryError,
+    RecordError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.bisect.verdict import Verdict
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BucketError",
     "CompareError",
     "FpdiffError",
     "QueryError",
@@ -48,6 +57,7 @@ __all__ = [
     "open_run",
     "record",
     "step",
+    "upload",
 ]
 
 
@@ -89,7 +99,13 @@ def record(
     """
     from fpdiff.fingerprint.record.inline import recording
     from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
+    from fpdiff.store.bucket import is_url
 
+    if is_url(path):
+        raise RecordError(
+            f"{fspath(path)} is on object storage, which a training process does not write to:"
+            " record to a folder, then `fpdiff upload` it"
+        )
     settings = Settings(
         out=str(Path(fspath(path)).absolute()),
         level=level,
@@ -109,8 +125,12 @@ def record(
 def open_run(path: str | PathLike[str]) -> "Run":
     """Open a run for reading.
 
+    Args:
+        path: folder of the run, or `s3://BUCKET/FOLDER`, as everywhere below.
+
     Raises:
         StoreError: there is no run, or it cannot be read.
+        BucketError: object storage refuses or cannot be reached.
     """
     from fpdiff.store.run import Run
 
@@ -182,4 +202,20 @@ def compact(path: str | PathLike[str]) -> "Compacted":
     """
     from fpdiff.store.compacting import compact_run
 
-    return compact_run(Path(fspath(path)))
+    return compact_run(fspath(path))
+
+
+def upload(path: str | PathLike[str], address: str) -> str:
+    """Copy a run to object storage, or what is not there yet; return its address.
+
+    Args:
+        path: folder of the run.
+        address: `s3://BUCKET/FOLDER`.
+
+    Raises:
+        StoreError: the folder is no run, or something else is at the address.
+        BucketError: the storage refuses or cannot be reached.
+    """
+    from fpdiff.store.upload import upload_run
+
+    return upload_run(path, address)

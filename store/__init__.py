@@ -2,7 +2,11 @@
 
 schema   the tables and the format's version
 writer   the recording side: events to journal to segments
+upload   a run's way to object storage
 files    how files are made visible whole
+bucket   a folder on object storage, and its errors
+objects  a run on object storage as readers see it
+places   folders and object storage alike
 run      the reading side: `Run.open`
 parquet  a segment's Parquet files, read with checksums
 journal  the segment that is not Parquet yet

@@ -5,12 +5,12 @@ import functools
 import json
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from fpdiff.store.errors import StoreError
+from fpdiff.store.errors import FpdiffError, StoreError
+from fpdiff.store.places import Place, local, size_of
 from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 
 _LONG = 64
@@ -25,7 +25,7 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, Overflow
 
 
 @contextlib.contextmanager
-def naming(path: Path, remedy: str = RESTORE) -> Iterator[None]:
+def naming(path: Place, remedy: str = RESTORE) -> Iterator[None]:
     """Turn any failure to read `path` into a StoreError that names it, and the remedy if damaged.
 
     Raises:
@@ -33,7 +33,7 @@ def naming(path: Path, remedy: str = RESTORE) -> Iterator[None]:
     """
     try:
         yield
-    except StoreError:
+    except FpdiffError:
         raise
     except FileNotFoundError as error:
         raise StoreError(
@@ -45,12 +45,12 @@ def naming(path: Path, remedy: str = RESTORE) -> Iterator[None]:
         raise damaged(path, _first_line(error), remedy) from error
 
 
-def damaged(path: Path, reason: str, remedy: str = RESTORE) -> StoreError:
+def damaged(path: Place, reason: str, remedy: str = RESTORE) -> StoreError:
     """Return the error for a file whose content cannot be right."""
     return StoreError(f"{path} is damaged: {reason}; {remedy}")
 
 
-def read_json(path: Path, lists: "SharedLists | None" = None) -> dict[str, Any]:
+def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
@@ -61,9 +61,11 @@ def read_json(path: Path, lists: "SharedLists | None" = None) -> dict[str, Any]:
         StoreError: unreadable, too large, not JSON, or not an object.
     """
     with naming(path):
-        with path.open("rb") as file:
-            text = file.read(JSON_LIMIT_BYTES + 1)
-        if len(text) > JSON_LIMIT_BYTES:
+        is_large = size_of(path) > JSON_LIMIT_BYTES
+        if not is_large:
+            with local(path).open("rb") as file:
+                text = file.read(JSON_LIMIT_BYTES + 1)
+        if is_large or len(text) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
         try:
             content = json.loads(text, object_hook=lists.share if lists is not None else None)
@@ -90,7 +92,7 @@ class SharedLists:
         return found
 
 
-def check_version(version: object, path: Path) -> None:
+def check_version(version: object, path: Place) -> None:
     """Refuse a file of a newer format.
 
     Raises:
@@ -108,7 +110,7 @@ def check_version(version: object, path: Path) -> None:
 def check_schema(
     actual: pa.Schema,
     name: str,
-    path: Path,
+    path: Place,
     columns: tuple[str, ...] | None = None,
     what: str | None = None,
 ) -> None:
@@ -138,7 +140,7 @@ def _schema_of(name: str, version: int, columns: tuple[str, ...] | None) -> pa.S
     return pa.schema([TABLES[name].field(column) for column in names])
 
 
-def check_nulls(table: pa.Table, path: Path) -> None:
+def check_nulls(table: pa.Table, path: Place) -> None:
     """Refuse nulls in columns that have none, which neither JSON nor Arrow would notice.
 
     Raises:

@@ -5,12 +5,10 @@ segment in front, and `index.json`, which is written last and says what they wer
 are a copy: a rank whose own files are others by now is read from those.
 """
 
-import os
 import threading
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_version, damaged, naming, read_json
 from fpdiff.store.errors import StoreError
+from fpdiff.store.places import Place, local, sizes_in
 from fpdiff.store.schema import TABLES, VERSION_KEY, rank_name
 
 FOLDER: Final = "compact"
@@ -54,14 +53,14 @@ class Part:
 class Compact:
     """Reads the consolidated tables of a run."""
 
-    def __init__(self, root: Path, parts: dict[str, dict[int, Part]]) -> None:
+    def __init__(self, root: Place, parts: dict[str, dict[int, Part]]) -> None:
         """Hold what the index says; use `open`."""
         self._root = root
         self._parts = parts
-        self._files = {name: _Table(table_path(root, name), name) for name in COMPACTED}
+        self._files = {name: _Table(root / FOLDER / table_file(name), name) for name in COMPACTED}
 
     @classmethod
-    def open(cls, root: Path) -> "Compact | None":
+    def open(cls, root: Place) -> "Compact | None":
         """Return the consolidated tables of a run, None if it has none.
 
         Raises:
@@ -102,7 +101,7 @@ class Compact:
 class _Table:
     """One consolidated table; remembers the row groups that it read last, of neighbouring ranks."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Place, name: str) -> None:
         self._path = path
         self._schema = compact_schema(name)
         self._latest: dict[tuple[str, ...], dict[int, pa.Table]] = {}
@@ -153,7 +152,7 @@ class _Table:
 
     @cached_property
     def _file(self) -> pq.ParquetFile:
-        file = pq.ParquetFile(self._path, page_checksum_verification=True)
+        file = pq.ParquetFile(local(self._path), page_checksum_verification=True)
         actual = file.schema_arrow
         version = (actual.metadata or {}).get(VERSION_KEY.encode(), b"")
         check_version(int(version) if version.isdigit() else 0, self._path)
@@ -167,21 +166,18 @@ def compact_schema(name: str) -> pa.Schema:
     return pa.schema([*OWN, *TABLES[name]], metadata=TABLES[name].metadata)
 
 
-def table_path(root: Path, name: str) -> Path:
-    """Return where a consolidated table is."""
-    return root / FOLDER / f"{name}.parquet"
+def table_file(name: str) -> str:
+    """Return the name of a consolidated table's file in FOLDER."""
+    return f"{name}.parquet"
 
 
-def own_files(root: Path, name: str, rank: int) -> tuple[int, int]:
+def own_files(root: Place, name: str, rank: int) -> tuple[int, int]:
     """Return how many files of a table a rank has, and their size together."""
     path = root / name / rank_name(rank)
-    sizes = []
     with naming(path):
-        for entry in os.scandir(path) if path.is_dir() else ():
-            if entry.name.endswith(".parquet"):
-                sizes.append(entry.stat().st_size)
+        sizes = [size for name, size in sizes_in(path).items() if name.endswith(".parquet")]
     return len(sizes), sum(sizes)
 
 
-def _damaged(path: Path, reason: str) -> StoreError:
+def _damaged(path: Place, reason: str) -> StoreError:
     return damaged(path, reason, _AGAIN)

@@ -1,5 +1,6 @@
 """Writes the consolidated tables that `store/compact.py` reads."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
@@ -8,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from fpdiff.store.bucket import is_url
 from fpdiff.store.compact import (
     COMPACTED,
     FOLDER,
     Part,
     compact_schema,
     own_files,
-    table_path,
+    table_file,
 )
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import write_json
@@ -47,7 +49,7 @@ class Compacted:
     is_new: bool
 
 
-def compact_run(path: str | Path, *, progress: Progress | None = None) -> Compacted:
+def compact_run(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compacted:
     """Write a run's step rows and sites of all ranks into one file each.
 
     What each rank has stays as it is. Killed half-way, the run is as it was, or not consolidated;
@@ -60,7 +62,13 @@ def compact_run(path: str | Path, *, progress: Progress | None = None) -> Compac
     Raises:
         StoreError: the run is damaged or has not ended, or the files cannot be written.
     """
-    run = Run.open(path, compact=False)
+    if is_url(path):
+        raise StoreError(
+            f"{path} is on object storage: compact the folder that was recorded to, before"
+            " `fpdiff upload`"
+        )
+    root = Path(path)
+    run = Run.open(root, compact=False)
     if run.info.get("ended") is None:
         raise StoreError(
             f"{run.path} has not ended: compact it when its command has; one whose recording was"
@@ -69,22 +77,22 @@ def compact_run(path: str | Path, *, progress: Progress | None = None) -> Compac
     ranks = [rank for rank, record in run.ranks.items() if _has_ended(record)]
     if not ranks:
         raise StoreError(f"{run.path} holds no rank whose recording has ended: nothing to compact")
-    is_new = not _is_current(run.path, ranks)
+    is_new = not _is_current(root, ranks)
     if is_new:
         try:
-            _write(run, ranks, progress)
+            _write(run, root, ranks, progress)
         except StoreError:
             raise
         except OSError as error:
             raise StoreError(
-                f"{run.path / FOLDER} cannot be written: {error.strerror or error}; free some room"
+                f"{root / FOLDER} cannot be written: {error.strerror or error}; free some room"
                 " or make it writable"
             ) from error
     return Compacted(
         ranks=ranks,
         left_out=sorted(run.ranks.keys() - set(ranks)),
-        files=sum(own_files(run.path, name, rank)[0] for name in COMPACTED for rank in ranks),
-        size_bytes=sum(table_path(run.path, name).stat().st_size for name in COMPACTED),
+        files=sum(own_files(root, name, rank)[0] for name in COMPACTED for rank in ranks),
+        size_bytes=sum((root / FOLDER / table_file(name)).stat().st_size for name in COMPACTED),
         is_new=is_new,
     )
 
@@ -107,8 +115,8 @@ def _can_be_read(record: RankRecord) -> bool:
     return record.is_compact and record.steps() is not None and record.sites() is not None
 
 
-def _write(run: Run, ranks: list[int], progress: Progress | None) -> None:
-    folder = run.path / FOLDER
+def _write(run: Run, root: Path, ranks: list[int], progress: Progress | None) -> None:
+    folder = root / FOLDER
     # The index goes first and comes last: without it nothing else in the folder counts.
     (folder / "index.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -117,11 +125,11 @@ def _write(run: Run, ranks: list[int], progress: Progress | None) -> None:
     total = len(ranks) * len(COMPACTED)
     for number, name in enumerate(COMPACTED):
         parts = index[name] = {}
-        with parquet_writer(table_path(run.path, name), compact_schema(name)) as writer:
+        with parquet_writer(folder / table_file(name), compact_schema(name)) as writer:
             for group, tables in enumerate(_groups(run, ranks, name)):
                 writer.write_table(pa.concat_tables(tables.values()), row_group_size=1 << 30)
                 for rank, table in tables.items():
-                    part = Part(group, table.num_rows, *own_files(run.path, name, rank))
+                    part = Part(group, table.num_rows, *own_files(root, name, rank))
                     parts[str(rank)] = astuple(part)
                     if progress is not None:
                         progress(number * len(ranks) + len(parts), total)

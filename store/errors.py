@@ -2,6 +2,7 @@
 
 FpdiffError
 ├── StoreError        a run, or a file in it, cannot be read or written
+├── BucketError       object storage refuses or cannot be reached; nothing is known of the run
 ├── QueryError        an SQL statement was refused or failed
 ├── CompareError      two runs cannot be compared
 └── RecordError       a recording cannot be set up
@@ -18,6 +19,10 @@ class StoreError(FpdiffError, OSError):
     def __str__(self) -> str:
         """Return the sentence; OSError would show a tuple when it has several arguments."""
         return str(self.args[0]) if self.args else ""
+
+
+class BucketError(FpdiffError):
+    """Object storage refuses or cannot be reached, which says nothing about a run there."""
 
 
 class QueryError(FpdiffError, ValueError):

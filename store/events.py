@@ -1,19 +1,18 @@
 """What must hold between the rows of a rank's tables."""
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.store.checks import damaged
+from fpdiff.store.places import Place
 
 
 class EventChecker:
     """Checks the events of one rank, handed over in order and in parts."""
 
-    def __init__(self, folder: Path, sites: pa.Table, steps: pa.Table) -> None:
+    def __init__(self, folder: Place, sites: pa.Table, steps: pa.Table) -> None:
         """Prepare for events that refer to `sites`; `folder` is named if some are missing."""
         self._folder = folder
         self._sites = sites["site"].to_numpy()
@@ -23,7 +22,7 @@ class EventChecker:
         self._last_seq = -1
         self._found: dict[int, int] = {}
 
-    def check(self, events: pa.Table, path: Path) -> pa.Table:
+    def check(self, events: pa.Table, path: Place) -> pa.Table:
         """Return `events`, read from `path`.
 
         Raises:
@@ -76,7 +75,7 @@ def stretches(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.i
     return encoded.values.to_numpy(), np.concatenate([[0], ends[:-1]])
 
 
-def unique_sites(sites: pa.Table, folder: Path) -> pa.Table:
+def unique_sites(sites: pa.Table, folder: Place) -> pa.Table:
     """Return `sites` if their numbers are unique.
 
     Raises:

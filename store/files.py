@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fpdiff.store.places import Place, names_in
+
 JSON_SLACK_BYTES = 4096
 """Spaces behind a JSON file's text: a later, longer text still fits when the disk is full."""
 
@@ -28,10 +30,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def attempts(root: Path) -> list[Path]:
-    """Return the folders of a run's later attempts, which are runs of their own, in order."""
-    found = [path for path in root.glob("attempt=*") if (path / "run.json").is_file()]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+def attempts(root: Place) -> list[str]:
+    """Return the names of a run's later attempts, which are runs of their own, in order."""
+    names = [name for name in names_in(root) if name.startswith("attempt=")]
+    found = [name for name in names if (root / name / "run.json").is_file()]
+    return sorted(found, key=lambda name: (len(name), name))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

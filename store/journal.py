@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
+from fpdiff.store.places import Place, local
 from fpdiff.store.schema import EVENTS, SITES, STEPS
 
 
@@ -15,7 +15,7 @@ from fpdiff.store.schema import EVENTS, SITES, STEPS
 class Journal:
     """What a journal holds."""
 
-    path: Path
+    path: Place
     batches: list[pa.RecordBatch] = field(default_factory=list)
     sites: pa.Table
     steps: pa.Table
@@ -28,14 +28,14 @@ class Journal:
         return self.sites if name == "sites" else self.steps
 
 
-def read_journal(path: Path) -> Journal:
+def read_journal(path: Place) -> Journal:
     """Read a journal; a tail that was cut off is normal and left out.
 
     Raises:
         StoreError: whole parts of it are damaged, foreign, or of a newer format.
     """
     with naming(path):
-        data = path.read_bytes()
+        data = local(path).read_bytes()
         batches, metadata, whole = _read_stream(data, path)
         sites: list[Any] = []
         steps: dict[int, Any] = {}
@@ -67,7 +67,7 @@ def steps_from_json(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def _read_stream(
-    data: bytes, path: Path
+    data: bytes, path: Place
 ) -> tuple[list[pa.RecordBatch], list[dict[bytes, bytes]], bool]:
     batches: list[pa.RecordBatch] = []
     metadata: list[dict[bytes, bytes]] = []
@@ -102,7 +102,7 @@ def _count_messages(data: bytes) -> tuple[int, bool]:
 _END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def _json(entry: dict[bytes, bytes], key: str, kind: type, path: Path) -> Any:
+def _json(entry: dict[bytes, bytes], key: str, kind: type, path: Place) -> Any:
     content = json.loads(entry.get(key.encode(), b"null"))
     if content is not None and not isinstance(content, kind):
         raise damaged(path, f"a batch's {key} entry is not what it should be")

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
+from fpdiff.store.places import Place, end_of, local, size_of
 from fpdiff.store.schema import TABLES
 
 _SMALL_BYTES = 1 << 18
@@ -21,7 +21,7 @@ _MANY_ROWS = 1 << 16
 class TableFile:
     """One Parquet file of the table `name`; nothing is read before it is asked for."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Place, name: str) -> None:
         """Remember the path; `name` is a key of TABLES."""
         self.path = path
         self.name = name
@@ -70,18 +70,21 @@ class TableFile:
 
     @cached_property
     def _metadata(self) -> Any:
-        with naming(self.path), self._open() as file:
+        with naming(self.path), self._open(only_footer=True) as file:
             return file.metadata
 
-    def _open(self) -> pq.ParquetFile:
+    def _open(self, *, only_footer: bool = False) -> pq.ParquetFile:
         """Open the file; its footer is checked the first time."""
-        size_bytes = self.path.stat().st_size
+        size_bytes = size_of(self.path)
         if not size_bytes:
             raise damaged(self.path, "it is empty")
-        # A small file is read at once; pyarrow would read it twice, footer and columns.
-        source = (
-            pa.BufferReader(self.path.read_bytes()) if size_bytes <= _SMALL_BYTES else self.path
-        )
+        end = end_of(self.path, _SMALL_BYTES) if only_footer else None
+        if end is not None and _has_footer(end):
+            source = pa.BufferReader(end)
+        else:
+            path = local(self.path)
+            # A small file is read at once; pyarrow would read it twice, footer and columns.
+            source = pa.BufferReader(path.read_bytes()) if size_bytes <= _SMALL_BYTES else path
         known = self.__dict__.get("_metadata")
         file = pq.ParquetFile(source, metadata=known, page_checksum_verification=True)
         if known is None:
@@ -107,6 +110,11 @@ class TableFile:
             if column.name not in table.column_names:  # Of an older version.
                 table = table.add_column(place, column, pa.nulls(table.num_rows, column.type))
         return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+
+
+def _has_footer(end: bytes) -> bool:
+    """Return whether the end of a file has all of its footer, whose length precedes the mark."""
+    return int.from_bytes(end[-8:-4], "little") + 8 <= len(end)
 
 
 @functools.lru_cache(maxsize=256)

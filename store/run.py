@@ -23,6 +23,7 @@ from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
 from fpdiff.store.parquet import TableFile, projected
+from fpdiff.store.places import Place, names_in, place, size_of
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
 _RANK = re.compile(r"rank=(\d{5,9})(?:\.json)?", re.ASCII)
@@ -37,7 +38,7 @@ class Segment:
     """A numbered part of a rank's record: three Parquet files, or a journal."""
 
     files: dict[str, TableFile]  # by table; empty while the segment is a journal
-    journal: Path | None
+    journal: Place | None
 
 
 class RankRecord:
@@ -45,7 +46,7 @@ class RankRecord:
 
     def __init__(
         self,
-        root: Path,
+        root: Place,
         rank: int,
         shift: int = 0,
         compact: Compact | None = None,
@@ -91,7 +92,11 @@ class RankRecord:
         # Journals first: one that becomes Parquet meanwhile is then seen twice, not never.
         journals = self._segment_numbers("journal")
         tables = {name: self._segment_numbers(name) for name in TABLES}
-        count = 1 + max([-1, *journals, *(number for t in tables.values() for number in t)])
+        committed = journals | tables["events"]
+        count = 1 + max(committed | tables["sites"] | tables["steps"], default=-1)
+        if count > 1 + max(committed, default=-1) and self.info.get("finished") is not True:
+            # A copy was interrupted, or made while the rank recorded; its journals are elsewhere.
+            count = 1 + max(committed, default=-1)
         return [self._segment(number, journals, tables) for number in range(count)]
 
     @property
@@ -113,7 +118,7 @@ class RankRecord:
         total = 0
         for path in paths:
             with naming(path):
-                total += path.stat().st_size
+                total += size_of(path)
         return total
 
     @cached_property
@@ -229,7 +234,7 @@ class RankRecord:
         self,
         steps: npt.NDArray[np.int64] | None = None,
         columns: tuple[str, ...] | None = None,
-    ) -> Iterator[tuple[Path, pa.Table]]:
+    ) -> Iterator[tuple[Place, pa.Table]]:
         journals = iter(self.journals)
         for index, segment in enumerate(self.segments):
             if segment.journal:
@@ -297,7 +302,7 @@ class RankRecord:
     def _segment_numbers(self, folder: str) -> set[int]:
         path = self.root / folder / self._folder
         with naming(path):
-            names = os.listdir(path) if path.is_dir() else []
+            names = names_in(path)
         return {int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match}
 
     def _segment(self, number: int, journals: set[int], tables: dict[str, set[int]]) -> Segment:
@@ -319,7 +324,7 @@ class Run:
     """Everything recorded from one launch."""
 
     def __init__(
-        self, path: Path, info: dict[str, Any], ranks: dict[int, RankRecord], shift: int = 0
+        self, path: Place, info: dict[str, Any], ranks: dict[int, RankRecord], shift: int = 0
     ) -> None:
         """Hold what `open` found; use `open`."""
         self.path = path
@@ -337,19 +342,21 @@ class Run:
         return Run(self.path, self.info, ranks, shift)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, compact: bool = True) -> "Run":
-        """Open the run in the folder `path` without reading its events.
+    def open(cls, path: str | os.PathLike[str] | Place, *, compact: bool = True) -> "Run":
+        """Open the run at `path` without reading its events.
 
         Args:
-            path: the folder.
+            path: a folder, or `s3://BUCKET/FOLDER`, whose files are fetched when they are read.
             compact: read from the consolidated tables of `fpdiff compact` where they are current.
 
         Raises:
             StoreError: there is no run, it is damaged, or its format is newer.
+            BucketError: object storage refuses or cannot be reached.
         """
-        root = Path(path)
+        root = place(path)
         if not root.exists():
-            raise StoreError(f"no run at {root}")
+            remedy = "" if isinstance(root, Path) else ": give what `fpdiff record --out` was given"
+            raise StoreError(f"no run at {root}{remedy}")
         if not (root / "run.json").is_file():
             raise StoreError(
                 f"{root} is not a run: it has no run.json; give the folder that "
@@ -363,7 +370,7 @@ class Run:
         return cls(root, info, ranks)
 
 
-def _reopened(path: Path, shift: int) -> Run:
+def _reopened(path: Place, shift: int) -> Run:
     run = Run.open(path)
     return run.shifted(shift) if shift else run
 
@@ -372,11 +379,11 @@ def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
     return table if columns is None else table.select(list(columns))
 
 
-def _ranks(root: Path) -> list[int]:
+def _ranks(root: Place) -> list[int]:
     found: set[int] = set()
     for folder in ("ranks", "journal", *TABLES):
         path = root / folder
         with naming(path):
-            names = os.listdir(path) if path.is_dir() else []
+            names = names_in(path)
         found.update(int(match[1]) for match in map(_RANK.fullmatch, names) if match)
     return sorted(found)

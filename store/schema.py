@@ -36,6 +36,9 @@ DIGEST_ALGORITHM: Final = "xxh3-128"
 
 DIGEST_BYTES: Final = 16
 
+CONTENTS: Final = ("run.json", "ranks", "sites", "events", "steps", "journal", "compact")
+"""What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
+
 PHASES: Final = (
     "init",
     "forward",

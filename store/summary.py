@@ -67,7 +67,7 @@ def summarize(run: Run) -> RunSummary:
         settings=_mapping(run.info.get("settings")),
         ranks=ranks,
         compact=[rank for rank, record in run.ranks.items() if record.is_compact],
-        attempts=[str(path) for path in attempts(run.path)],
+        attempts=[str(run.path / name) for name in attempts(run.path)],
         first_step=min((r.first_step for r in ranks if r.first_step is not None), default=None),
         last_step=max((r.last_step for r in ranks if r.last_step is not None), default=None),
         num_steps=max((r.num_steps for r in ranks), default=0),

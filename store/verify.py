@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from fpdiff.store.checks import damaged
 from fpdiff.store.errors import StoreError
 from fpdiff.store.parquet import TableFile
+from fpdiff.store.places import local
 from fpdiff.store.schema import TABLES
 
 
@@ -30,7 +31,7 @@ def verify_file(connection: duckdb.DuckDBPyConnection, file: TableFile) -> None:
         chunks = connection.execute(
             "SELECT row_group_id, path_in_schema, coalesce(stats_min_value, stats_min), "
             "coalesce(stats_max_value, stats_max), stats_null_count "
-            f"FROM parquet_metadata({quoted(pattern(file.path))})"
+            f"FROM parquet_metadata({quoted(pattern(local(file.path)))})"
         ).fetchall()
     except duckdb.Error as error:
         raise damaged(file.path, str(error).splitlines()[0]) from error

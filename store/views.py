@@ -4,15 +4,19 @@ import contextlib
 import importlib.resources
 import json
 import re
+import weakref
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from fpdiff.store.checks import naming
 from fpdiff.store.errors import QueryError
+from fpdiff.store.objects import ObjectPath
 from fpdiff.store.parquet import TableFile
+from fpdiff.store.places import Place, local, local_folder
 from fpdiff.store.run import RankRecord, Run
 from fpdiff.store.schema import TABLES
 from fpdiff.store.verify import pattern, quoted, verify_file
@@ -37,6 +41,7 @@ _RANKS = pa.schema(
 )
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+)?(?:\([^)]*\)\s*)?", re.IGNORECASE)
 _FETCH_ROWS = 4096
+_FETCHES = 8
 
 
 class QueryResult:
@@ -86,7 +91,11 @@ def connect(runs: dict[str, Run], *, verify: bool = True) -> duckdb.DuckDBPyConn
         StoreError: a file is damaged or foreign.
     """
     connection = duckdb.connect(":memory:")
-    for file in _files(runs):
+    # What was fetched of runs on object storage is there as long as they are.
+    weakref.finalize(connection, dict.clear, dict(runs))
+    files = list(_files(runs))
+    _fetch(files)
+    for file in files:
         if verify:
             verify_file(connection, file)
         else:
@@ -166,6 +175,21 @@ def _files(runs: dict[str, Run]) -> Iterator[TableFile]:
                 yield from segment.files.values()
 
 
+def _fetch(files: list[TableFile]) -> None:
+    """Fetch side by side what is on object storage: each request waits for the network."""
+
+    def fetch(file: TableFile) -> None:
+        with naming(file.path):
+            local(file.path)
+
+    pool = ThreadPoolExecutor(_FETCHES)
+    try:
+        for _ in pool.map(fetch, (f for f in files if isinstance(f.path, ObjectPath))):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _store(
     connection: duckdb.DuckDBPyConnection, name: str, rows: list[dict[str, Any]], schema: pa.Schema
 ) -> None:
@@ -221,14 +245,14 @@ def _tail(run: Run, name: str) -> pa.Table:
 def _selects(label: str, run: Run, name: str, tail: str) -> list[str]:
     columns = ", ".join(TABLES[name].names)
     selects = [f"SELECT {quoted(label)} AS run, rank, {columns} FROM {tail}"]
-    paths: dict[tuple[str, ...], list[Path]] = {}
+    paths: dict[tuple[str, ...], list[Place]] = {}
     for record in run.ranks.values():
         for segment in record.segments:
             if segment.files:
                 file = segment.files[name]
                 paths.setdefault(tuple(file.columns), []).append(file.path)
     for present, alike in paths.items():
-        files = ", ".join(quoted(pattern(path)) for path in alike)
+        files = ", ".join(quoted(pattern(local(path))) for path in alike)
         columns = ", ".join(
             column if column in present else f"NULL AS {column}" for column in TABLES[name].names
         )
@@ -249,9 +273,10 @@ def _nothing(schema: pa.Schema) -> str:
 
 def _lock(connection: duckdb.DuckDBPyConnection, runs: dict[str, Run]) -> None:
     """Let statements see nothing but the files of the runs, and change no setting."""
-    folders = {str(run.path.resolve()) for run in runs.values()}
+    roots = [local_folder(run.path) for run in runs.values()]
+    folders = {str(root.resolve()) for root in roots}
     # DuckDB compares the pattern that it is given, not the files that the pattern stands for.
-    folders |= {pattern(run.path) for run in runs.values()}
+    folders |= {pattern(root) for root in roots}
     listed = ", ".join(quoted(folder) for folder in sorted(folders))
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_directories = [{listed}]")

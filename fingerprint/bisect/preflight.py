@@ -84,7 +84,7 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     for label, run in (("A", a), ("B", b)):
         notes += _unfinished(label, run, common)
         if later := attempts(run.path):
-            names = ", ".join(path.name for path in later)
+            names = ", ".join(later)
             notes.append(
                 f"{label}'s job was restarted: its first attempt is compared; {names} in its folder"
                 f" {'is a run' if len(later) == 1 else 'are runs'} too"

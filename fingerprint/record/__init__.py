@@ -6,6 +6,7 @@ no bit of what the program computes, and stops itself rather than the program wh
 settings     what to record, and how it travels to child processes
 launch       what launchers put into the environment
 launcher     starts a command with the recorder in every Python process below it
+remote       ... whose run goes to object storage
 startup/     the `sitecustomize` that those processes run
 inline       recording from code
 arming       puts the hooks in when torch has been imported, takes them out again

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ def run(
     force: bool = False,
     variables: Mapping[str, str] | None = None,
     stdout: IO[str] | None = None,
+    meanwhile: AbstractContextManager[None] | None = None,
 ) -> int:
     """Run a command to its end and record it.
 
@@ -37,6 +38,7 @@ def run(
         force: replace an existing run.
         variables: further ones for the command's environment.
         stdout: the command's standard output, if not this process's.
+        meanwhile: entered when the run's folder has been made, left when the command has ended.
 
     Returns:
         The command's exit code, 128 + N if signal N ended it.
@@ -54,7 +56,8 @@ def run(
         if settings.level == "kernel":
             # Torch's profiler, which tells kernels' names, would say on stderr when it runs.
             own["KINETO_LOG_LEVEL"] = os.environ.get("KINETO_LOG_LEVEL", "5")
-        exit_code = execute(command, {**own, **(variables or {})}, stdout)
+        with meanwhile or nullcontext():
+            exit_code = execute(command, {**own, **(variables or {})}, stdout)
     except RecordError:
         if is_only:
             runfolder.remove_if_empty(root)

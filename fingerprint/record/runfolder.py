@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,9 @@ from typing import Any
 
 from fpdiff.fingerprint.record.launch import launch_id, restarts
 from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.store.errors import RecordError
+from fpdiff.store.errors import RecordError, StoreError
 from fpdiff.store.files import attempts, write_json
-from fpdiff.store.schema import VERSION, attempt_name, rank_name
-
-CONTENTS = ("run.json", "ranks", "sites", "events", "steps", "journal", "compact")
-"""What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
+from fpdiff.store.schema import CONTENTS, VERSION, attempt_name, rank_name
 
 
 def create(
@@ -75,8 +73,14 @@ def join_attempt(root: Path) -> Path:
     """Return the folder that this process records in, and describe it if it is a later attempt's.
 
     Raises:
+        StoreError: there is no such run on this machine.
         OSError: it cannot be written.
     """
+    if not (root / "run.json").exists():
+        raise StoreError(
+            f"{root} is not on {socket.gethostname()}: start `fpdiff record` on every machine, or"
+            " give --out a folder that all of them share"
+        )
     folder = of_this_attempt(root)
     if folder != root and not (folder / "run.json").exists():
         info = json.loads((root / "run.json").read_text())
@@ -96,10 +100,15 @@ def _can_join(root: Path, launch: str, rank: int) -> bool:
 
 def finish(root: Path, exit_code: int | None) -> None:
     """Note in run.json that the command has ended; the exit code is the last attempt's."""
-    *earlier, last = root, *attempts(root)
+    *earlier, last = _folders(root)
     for folder in earlier:
         _end(folder, None)
     _end(last, exit_code)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the folders of all attempts, the first of which is the run's."""
+    return [root, *(root / name for name in attempts(root))]
 
 
 def _end(root: Path, exit_code: int | None) -> None:
@@ -112,7 +121,7 @@ def _end(root: Path, exit_code: int | None) -> None:
 
 def remove_if_empty(root: Path) -> bool:
     """Remove a run in which no process has recorded anything; return whether it was so."""
-    if any((folder / "journal").exists() for folder in (root, *attempts(root))):
+    if any((folder / "journal").exists() for folder in _folders(root)):
         return False
     remove(root)
     return True
@@ -120,8 +129,8 @@ def remove_if_empty(root: Path) -> bool:
 
 def remove(root: Path) -> None:
     """Remove a run; a folder that holds other things too keeps them."""
-    for attempt in attempts(root):
-        remove(attempt)
+    for name in attempts(root):
+        remove(root / name)
     for name in CONTENTS:
         path = root / name
         if path.is_dir():

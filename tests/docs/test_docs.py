@@ -58,6 +58,15 @@ NOT_EXECUTED = {
         "$ python bench/fleet.py --ranks 64,128 --steps 50,100 --events 18,120 --plot growth.png",
         "$ python bench/fleet.py --ranks 64 --steps 800 --events 978 --plant 33:1 --count",
     ],
+    "docs/how-to/runs-on-object-storage.md": [
+        "$ fpdiff record --out s3://runs/a -- torchrun --nproc-per-node 8 train.py",
+        "$ fpdiff record --out s3://runs/b -- torchrun --nproc-per-node 8 train.py",
+        "$ fpdiff compare s3://runs/a s3://runs/b",
+        """$ fpdiff sql s3://runs/a s3://runs/b "select run, rank, step, value from metrics\"""",
+        "$ fpdiff show s3://runs/a",
+        "$ fpdiff certify s3://runs/a",
+        "$ fpdiff upload runs/c s3://runs/c",
+    ],
     "docs/how-to/compare-many-ranks.md": [
         "$ fpdiff compact runs/a",
         "$ fpdiff compact runs/b",
@@ -68,7 +77,7 @@ NOT_EXECUTED = {
         "$ fpdiff compare runs/a runs/b --ranks 0,8-15 --steps 600:700",
     ],
 }
-LANGUAGES = {"console", "json", "python", "text"}
+LANGUAGES = {"console", "json", "python", "sql", "text"}
 
 
 def _load(name: str) -> ModuleType:
@@ -284,6 +293,47 @@ def test_types_and_nulls_of_columns_are_documented(table: str) -> None:
         assert f"| `{column.name}` | {kind} |" in text
 
 
+SPARK = {
+    "int32": "INT",
+    "int64": "BIGINT",
+    "string": "STRING",
+    "double": "DOUBLE",
+    "bool": "BOOLEAN",
+    "extension<arrow.uuid>": "BINARY",
+    "list<item: int32>": "ARRAY<INT>",
+    "list<item: int64>": "ARRAY<BIGINT>",
+}
+TRINO = {
+    "INT": "integer",
+    "BIGINT": "bigint",
+    "STRING": "varchar",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "BINARY": "varbinary",
+    "ARRAY<INT>": "array(integer)",
+    "ARRAY<BIGINT>": "array(bigint)",
+}
+
+
+@pytest.mark.parametrize("table", schema.TABLES)
+def test_columns_for_spark_and_trino_are_those_of_the_files(table: str) -> None:
+    text = text_of("docs/how-to/read-from-spark-or-trino.md")
+    # Of steps, which has very many columns, those that are always there.
+    columns = [c for c in schema.TABLES[table] if table != "steps" or not c.nullable]
+    spark = [(c.name, SPARK[str(c.type).replace("element", "item")]) for c in columns] + [
+        ("rank", "INT")
+    ]
+
+    def shown(pattern: str) -> list[tuple[str, ...]]:
+        found = re.search(pattern, text, re.DOTALL)
+        assert found is not None
+        return [tuple(column.split()) for column in found[1].split(",")]
+
+    assert shown(rf'{table.upper()} = """(.*?)"""') == spark
+    trino = rf"CREATE TABLE hive\.runs\.{table}_a \((.*?)\n\) WITH"
+    assert shown(trino) == [(name, TRINO[kind]) for name, kind in spark]
+
+
 def test_every_phase_and_kind_is_documented() -> None:
     text = text_of(SCHEMA_PAGE)
     assert documented(section(text, "### Phases")) == {*schema.PHASES}
@@ -306,10 +356,8 @@ def test_every_view_is_documented(tmp_path: Path) -> None:
 
 
 def test_every_file_of_a_run_is_documented() -> None:
-    from fpdiff.fingerprint.record.runfolder import CONTENTS
-
     text = section(text_of(SCHEMA_PAGE), "## Files")
-    for name in CONTENTS:
+    for name in schema.CONTENTS:
         assert f"| `{name}" in text
 
 

@@ -132,7 +132,7 @@ def test_from_op_to_kernel_where_a_launch_may_be_behind_it(
     tmp_path: Path, class_: str, op: str | None, level: str | None
 ) -> None:
     b = run(tmp_path / "b", settings={})
-    (b.path / "ranks" / "rank=00001.json").write_text(json.dumps({"blind_spots": LAUNCHES}))
+    (tmp_path / "b" / "ranks" / "rank=00001.json").write_text(json.dumps({"blind_spots": LAUNCHES}))
     found = next_command(b, "op", [replace(origin(rank=1, step=3), class_=class_, op=op)])
     if level is None:
         assert found is None
@@ -167,5 +167,5 @@ def test_what_varies_on_other_devices_is_no_excuse(tmp_path: Path) -> None:
     first = replace(origin(rank=1, step=3), class_="kernel", op=op)
     b = run(tmp_path / "b", settings={})
     assert next_command(b, "op", [first]) is None
-    (b.path / "ranks" / "rank=00001.json").write_text(json.dumps(ON_CPU))
+    (tmp_path / "b" / "ranks" / "rank=00001.json").write_text(json.dumps(ON_CPU))
     assert "--rehash" in (next_command(Run.open(b.path), "op", [first]) or "")

@@ -5,7 +5,7 @@ import pytest
 
 from fpdiff.fingerprint.record import runfolder
 from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.store.errors import RecordError
+from fpdiff.store.errors import RecordError, StoreError
 from fpdiff.store.run import Run
 
 
@@ -127,3 +127,12 @@ def test_the_commit_is_noted_where_there_is_one(tmp_path: Path) -> None:
     create(tmp_path / "r")
     commit = json.loads((tmp_path / "r" / "run.json").read_text())["git_commit"]
     assert commit is None or isinstance(commit, str)
+
+
+def test_a_rank_on_another_machine_records_nowhere(tmp_path: Path) -> None:
+    """Its launcher's folder is not there, and what it wrote would never be found."""
+    with pytest.raises(StoreError, match="run is not on .*: start `fpdiff record` on every mach"):
+        runfolder.join_attempt(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    create(tmp_path / "run")
+    assert runfolder.join_attempt(tmp_path / "run") == tmp_path / "run"

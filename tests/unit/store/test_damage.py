@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import digest, kill, site, step_row, write_rank, write_run, write_run_json
+from synthetic import Shape, digest, kill, site, step_row, write_rank, write_run, write_run_json
 
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
@@ -88,6 +88,23 @@ def test_a_missing_file_is_named(tmp_path: Path, table: str, segment: int) -> No
     file_of(tmp_path, table, segment).unlink()
     with pytest.raises(StoreError, match=f"{table}/rank=00000/seg-0000{segment}.parquet is miss"):
         read_all(tmp_path)
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_a_segment_that_was_not_copied_whole(tmp_path: Path, num_files: int) -> None:
+    """Without its events it does not count, unless the rank says that it has finished."""
+    unfinished = Shape(info={"finished": False})
+    write_run(tmp_path, shape=unfinished)
+    whole = read_all(tmp_path)
+    for table in ("events", "steps")[:num_files]:
+        file_of(tmp_path, table, 2).unlink()
+    record = Run.open(tmp_path).ranks[0]
+    assert read_all(tmp_path) == [row for row in whole if row["step"] < 4]
+    assert record.steps()["step"].to_pylist() == [0, 1, 2, 3]
+    file_of(tmp_path, "events", 1).unlink()
+    assert {row["step"] for row in read_all(tmp_path)} == {0, 1}
+    file_of(tmp_path, "events", 0).unlink()
+    assert read_all(tmp_path) == []
 
 
 def test_a_file_that_vanishes_while_it_is_read_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Where a run may be: in a folder, or on object storage. What readers ask of both."""
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from fpdiff.store.bucket import is_url
+from fpdiff.store.objects import Listing, ObjectPath
+
+Place: TypeAlias = Path | ObjectPath
+
+
+def place(path: str | os.PathLike[str] | Place) -> Place:
+    """Return a run's place; one on object storage is listed.
+
+    Raises:
+        BucketError: the storage refuses, cannot be reached, or has no such bucket.
+    """
+    if isinstance(path, ObjectPath):
+        return path
+    return ObjectPath(Listing.of(path)) if is_url(path) else Path(path)
+
+
+def local(file: Place) -> Path:
+    """Return where a file can be read, which is fetched if need be.
+
+    Raises:
+        BucketError: it cannot be fetched.
+    """
+    return file.listing.fetch(file.key) if isinstance(file, ObjectPath) else file
+
+
+def end_of(file: Place, num_bytes: int) -> bytes | None:
+    """Return the last bytes of a large file that would have to be fetched, else None.
+
+    Raises:
+        BucketError: they cannot be fetched.
+    """
+    return file.listing.end_of(file.key, num_bytes) if isinstance(file, ObjectPath) else None
+
+
+def local_folder(root: Place) -> Path:
+    """Return the folder that has all of a run's files that `local` has returned."""
+    return root.listing.cache / root.key if isinstance(root, ObjectPath) else root
+
+
+def names_in(folder: Place) -> list[str]:
+    """Return what is in a folder; nothing if there is none."""
+    if isinstance(folder, ObjectPath):
+        return list(folder.listing.children.get(folder.key, ()))
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def size_of(file: Place) -> int:
+    """Return a file's size in bytes."""
+    if not isinstance(file, ObjectPath):
+        return file.stat().st_size
+    if not file.is_file():
+        raise FileNotFoundError(str(file))
+    return file.listing.sizes[file.key]
+
+
+def sizes_in(folder: Place) -> dict[str, int]:
+    """Return the names in a folder, with the sizes of what they are."""
+    if isinstance(folder, ObjectPath):
+        return {n: folder.listing.sizes.get((folder / n).key, 0) for n in names_in(folder)}
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
