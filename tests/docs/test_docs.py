@@ -302,6 +302,7 @@ SPARK = {
     "extension<arrow.uuid>": "BINARY",
     "list<item: int32>": "ARRAY<INT>",
     "list<item: int64>": "ARRAY<BIGINT>",
+    "list<item: string>": "ARRAY<STRING>",
 }
 TRINO = {
     "INT": "integer",
@@ -312,6 +313,7 @@ TRINO = {
     "BINARY": "varbinary",
     "ARRAY<INT>": "array(integer)",
     "ARRAY<BIGINT>": "array(bigint)",
+    "ARRAY<STRING>": "array(varchar)",
 }
 
 
