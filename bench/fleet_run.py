@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fpdiff.fingerprint.digest.host import digest_bytes
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.steprow import StepRow
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.files import write_json
 from fpdiff.store.schema import (

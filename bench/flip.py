@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fpdiff
 from fpdiff.fingerprint.record import current
-from fpdiff.fingerprint.record.ops import has_own_ops
+from fpdiff.fingerprint.record.ops.mode import has_own_ops
 
 MADE = ("result", "written", "received")
 

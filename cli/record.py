@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fpdiff.cli.console import talk
-from fpdiff.fingerprint.record import launcher, remote
+from fpdiff.fingerprint.record.job import launcher, remote
 from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
 from fpdiff.store.bucket import is_url
 from fpdiff.store.errors import RecordError

@@ -23,8 +23,8 @@ from synthetic import digest, kill, write_run_json
 
 from fpdiff.fingerprint.bisect.compare import compare_runs
 from fpdiff.fingerprint.bisect.verdict import Verdict
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.steprow import StepRow
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.run import Run
 from fpdiff.store.writer import RankWriter

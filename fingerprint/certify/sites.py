@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fpdiff.fingerprint.bisect.arm import Ints
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
 from fpdiff.store.checks import damaged
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import PHASES, rank_name

@@ -10,7 +10,7 @@ from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.fingerprint.certify.sites import Sites
 from fpdiff.fingerprint.certify.stream import StepEvents
 from fpdiff.fingerprint.digest.host import digest_bytes
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.events.steprow import StepRow
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import RankRecord

@@ -9,16 +9,18 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
-from fpdiff.fingerprint.record import current, inductor, rehearsal, tritonpath
-from fpdiff.fingerprint.record.backward import GradientHooks
-from fpdiff.fingerprint.record.handles import HandleWatch
-from fpdiff.fingerprint.record.kernels import KernelRecorder
-from fpdiff.fingerprint.record.modules import ModuleHooks
-from fpdiff.fingerprint.record.ops import OpMode, OpRecorder
-from fpdiff.fingerprint.record.optimizer import OptimizerHooks
+from fpdiff.fingerprint.record import current
+from fpdiff.fingerprint.record.modules import rehearsal
+from fpdiff.fingerprint.record.modules.backward import GradientHooks
+from fpdiff.fingerprint.record.modules.hooks import ModuleHooks
+from fpdiff.fingerprint.record.ops import inductor, tritonpath
+from fpdiff.fingerprint.record.ops.handles import HandleWatch
+from fpdiff.fingerprint.record.ops.kernels import KernelRecorder
+from fpdiff.fingerprint.record.ops.mode import OpMode, OpRecorder
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.script import ScriptCalls
 from fpdiff.fingerprint.record.settings import Settings
+from fpdiff.fingerprint.record.state.optimizer import OptimizerHooks
 from fpdiff.store.errors import RecordError
 
 

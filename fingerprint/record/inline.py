@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch  # noqa: F401  # Before `arming`, which imports torch: its import may arm this process.
 
-from fpdiff.fingerprint.record import current, runfolder
+from fpdiff.fingerprint.record import current
 from fpdiff.fingerprint.record.arming import arm
-from fpdiff.fingerprint.record.process import sibling_rank
+from fpdiff.fingerprint.record.job import runfolder
+from fpdiff.fingerprint.record.job.process import sibling_rank
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.warning import warn
 

@@ -19,22 +19,22 @@ from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
 from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.stats import statistics
-from fpdiff.fingerprint.record import environment, process, runfolder
-from fpdiff.fingerprint.record.dataflow import Producers
-from fpdiff.fingerprint.record.devicekernels import DeviceKernels
+from fpdiff.fingerprint.record.events.dataflow import Producers
+from fpdiff.fingerprint.record.events.lines import Lines
+from fpdiff.fingerprint.record.events.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.stepwriter import StepWriter
 from fpdiff.fingerprint.record.generators import torch_state
-from fpdiff.fingerprint.record.lines import Lines
-from fpdiff.fingerprint.record.names import Names
-from fpdiff.fingerprint.record.nodes import Nodes
-from fpdiff.fingerprint.record.optimizing import RunningOptimizer
-from fpdiff.fingerprint.record.prelude import FIRST, OpEvent, OpPlace, Prelude, place_of
-from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
+from fpdiff.fingerprint.record.job import environment, process, runfolder
+from fpdiff.fingerprint.record.modules.names import Names
+from fpdiff.fingerprint.record.modules.nodes import Nodes
+from fpdiff.fingerprint.record.modules.scopes import Scope, ScopeStack
+from fpdiff.fingerprint.record.ops.devicekernels import DeviceKernels
+from fpdiff.fingerprint.record.ops.writers import Writers
 from fpdiff.fingerprint.record.settings import Settings
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.state import StateRecorder
-from fpdiff.fingerprint.record.stepwriter import StepWriter
+from fpdiff.fingerprint.record.state.optimizing import RunningOptimizer
+from fpdiff.fingerprint.record.state.stepstate import StateRecorder
 from fpdiff.fingerprint.record.warning import warn
-from fpdiff.fingerprint.record.writers import Writers
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.writer import RankWriter

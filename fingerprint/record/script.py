@@ -5,9 +5,9 @@ import operator
 import torch
 
 from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
+from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.sitetable import Point
 from fpdiff.fingerprint.record.warning import warn
 
 

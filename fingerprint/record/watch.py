@@ -13,7 +13,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from fpdiff.fingerprint.digest.host import Undigestible, digest
-from fpdiff.fingerprint.record import process
+from fpdiff.fingerprint.record.job import process
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.schema import rank_name
 

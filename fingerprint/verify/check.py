@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from fpdiff.fingerprint.record import launcher
+from fpdiff.fingerprint.record.job import launcher
 from fpdiff.fingerprint.record.settings import WATCH_VARIABLE, Settings
 from fpdiff.store.errors import RecordError
 from fpdiff.store.run import Run

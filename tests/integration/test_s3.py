@@ -13,7 +13,7 @@ from processes import FPDIFF, PROGRAMS, PYTHON, TRAIN_GPT, Jobs, Preloaded, para
 
 import fpdiff
 from fpdiff.cli import main
-from fpdiff.fingerprint.record import remote
+from fpdiff.fingerprint.record.job import remote
 from fpdiff.fingerprint.record.settings import Settings
 
 GPT = ["--steps", 3, "--d-model", 32, "--layers", 1, "--heads", 2]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
-from fpdiff.fingerprint.record import devicekernels
+from fpdiff.fingerprint.record.ops import devicekernels
 
 MARKS = 3000
 

@@ -68,7 +68,7 @@ def test_every_hook_is_taken_out_after_an_exception(run: Path) -> None:
 def test_every_hook_is_taken_out_after_an_error_of_ours(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fpdiff.fingerprint.record.modules import ModuleHooks
+    from fpdiff.fingerprint.record.modules.hooks import ModuleHooks
 
     model = mlp()
     before = hooks(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fpdiff.fingerprint.record.containers import MAX_DEPTH, arguments, outputs, tensors_in
+from fpdiff.fingerprint.record.modules.containers import MAX_DEPTH, arguments, outputs, tensors_in
 
 T = torch.zeros(1)
 Pair = namedtuple("Pair", "left right")

@@ -1,7 +1,7 @@
 import torch
 
 from fpdiff.fingerprint.digest.host import look
-from fpdiff.fingerprint.record.dataflow import Producers
+from fpdiff.fingerprint.record.events.dataflow import Producers
 
 
 def put(producers: Producers, tensor: torch.Tensor, seq: int) -> None:

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import fpdiff
-from fpdiff.fingerprint.record import devicekernels
-from fpdiff.fingerprint.record.devicekernels import Activity, by_mark
+from fpdiff.fingerprint.record.ops import devicekernels
+from fpdiff.fingerprint.record.ops.devicekernels import Activity, by_mark
 
 TAKEN = "kernels of operators: the program's own profiler was running"
 

@@ -10,8 +10,8 @@ from recorded import hide_the_past
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from fpdiff.fingerprint.record.discovery import Discovery
-from fpdiff.fingerprint.record.names import Names
+from fpdiff.fingerprint.record.modules.names import Names
+from fpdiff.fingerprint.record.state.discovery import Discovery
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fpdiff.fingerprint.record.environment import describe
+from fpdiff.fingerprint.record.job.environment import describe
 
 
 def test_it_is_flat_json_and_what_decides_comes_first_in_order() -> None:

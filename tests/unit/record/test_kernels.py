@@ -414,7 +414,7 @@ def test_a_kernel_that_fails_fails_as_before(tmp_path: Path) -> None:
 def test_an_error_of_ours_does_not_reach_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fpdiff.fingerprint.record import kernels
+    from fpdiff.fingerprint.record.ops import kernels
 
     def broken(*args: Any) -> Any:
         raise OSError("no room")

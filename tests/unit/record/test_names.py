@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from fpdiff.fingerprint.record.names import Names
+from fpdiff.fingerprint.record.modules.names import Names
 
 
 def named(root: nn.Module) -> tuple[Names, dict[str, nn.Module]]:

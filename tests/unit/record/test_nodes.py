@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fpdiff.fingerprint.record.nodes import Nodes
-from fpdiff.fingerprint.record.scopes import Scope
+from fpdiff.fingerprint.record.modules.nodes import Nodes
+from fpdiff.fingerprint.record.modules.scopes import Scope
 
 InThread = Callable[..., Any]
 

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from fpdiff.fingerprint.record import process
-from fpdiff.fingerprint.record.launch import RANK_VARIABLES, launch_id, launcher_rank
+from fpdiff.fingerprint.record.job import process
+from fpdiff.fingerprint.record.job.launch import RANK_VARIABLES, launch_id, launcher_rank
 
 
 @pytest.fixture(autouse=True)

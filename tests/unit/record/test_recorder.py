@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 import fpdiff
 from fpdiff.fingerprint.record import recorder as recorder_module
-from fpdiff.fingerprint.record.dataflow import Producers
+from fpdiff.fingerprint.record.events.dataflow import Producers
 from fpdiff.fingerprint.record.generators import states
-from fpdiff.fingerprint.record.optimizer import OptimizerHooks
 from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.state.optimizer import OptimizerHooks
 from fpdiff.store.writer import RankWriter
 
 X = torch.arange(12.0).view(3, 4) / 10

@@ -9,7 +9,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 import fpdiff
 from fpdiff.fingerprint.record import current
-from fpdiff.fingerprint.record.rehearsal import Rehearsals
+from fpdiff.fingerprint.record.modules.rehearsal import Rehearsals
 
 
 @pytest.fixture

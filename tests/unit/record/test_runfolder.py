@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fpdiff.fingerprint.record import runfolder
+from fpdiff.fingerprint.record.job import runfolder
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.errors import RecordError, StoreError
 from fpdiff.store.run import Run

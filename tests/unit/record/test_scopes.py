@@ -2,7 +2,7 @@ import threading
 
 from torch import nn
 
-from fpdiff.fingerprint.record.scopes import Scope, ScopeStack
+from fpdiff.fingerprint.record.modules.scopes import Scope, ScopeStack
 
 
 def scope(path: str) -> Scope:

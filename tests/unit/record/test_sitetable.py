@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
 from fpdiff.store.schema import GROUPS, KINDS, PHASES
 
 OUTPUT = Point("forward", "output", "layers.0", "Linear", 0, "out.0")

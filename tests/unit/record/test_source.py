@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fpdiff.fingerprint.record.source import running_line
+from fpdiff.fingerprint.record.events.source import running_line
 
 
 def test_a_line_is_the_callers_own() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 import torch
 
 from fpdiff.fingerprint.digest.host import digest_bytes
-from fpdiff.fingerprint.record.sitetable import Point, SiteTable
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
+from fpdiff.fingerprint.record.events.steprow import StepRow
 from fpdiff.store.columns import EventColumns
 
 Listed = list[tuple[Point, bytes]]

@@ -3,7 +3,7 @@
 import torch
 
 from fpdiff.fingerprint.digest.host import PlainView, digest, look
-from fpdiff.fingerprint.record.writers import Flight, Writers
+from fpdiff.fingerprint.record.ops.writers import Flight, Writers
 
 
 def view(tensor: torch.Tensor) -> PlainView:

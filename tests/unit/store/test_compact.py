@@ -11,7 +11,7 @@ import pytest
 from synthetic import Shape, make_old, write_rank, write_run
 from synthetic_runs import rewrite_json
 
-from fpdiff.fingerprint.record.runfolder import remove
+from fpdiff.fingerprint.record.job.runfolder import remove
 from fpdiff.store import compacting
 from fpdiff.store.compact import COMPACTED
 from fpdiff.store.compacting import Compacted, compact_run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fpdiff.fingerprint.record.sitetable import Point
+from fpdiff.fingerprint.record.events.sitetable import Point
 
 FIRST = 1 << 48
 """No run has so many events: seqs from here on are provisional."""

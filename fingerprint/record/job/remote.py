@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fpdiff.fingerprint.record import launcher
-from fpdiff.fingerprint.record.launch import launcher_rank
+from fpdiff.fingerprint.record.job import launcher
+from fpdiff.fingerprint.record.job.launch import launcher_rank
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.bucket import ObjectFolder
 from fpdiff.store.errors import BucketError, RecordError, StoreError

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fpdiff.fingerprint.digest.host import PlainView
-from fpdiff.fingerprint.record.opschema import OpSchema
-from fpdiff.fingerprint.record.sitetable import Point
+from fpdiff.fingerprint.record.events.sitetable import Point
+from fpdiff.fingerprint.record.ops.schema import OpSchema
 
 
 @dataclass(slots=True)

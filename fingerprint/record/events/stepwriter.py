@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 from fpdiff.fingerprint.digest.staging import Staging
-from fpdiff.fingerprint.record.sitetable import SiteTable
-from fpdiff.fingerprint.record.steprow import StepRow
+from fpdiff.fingerprint.record.events.sitetable import SiteTable
+from fpdiff.fingerprint.record.events.steprow import StepRow
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.writer import RankWriter
 

@@ -26,8 +26,8 @@ from torch._C._profiler import (
 )
 from torch.profiler import ProfilerActivity, supported_activities
 
-from fpdiff.fingerprint.record.opcall import Call
-from fpdiff.fingerprint.record.prelude import FIRST
+from fpdiff.fingerprint.record.events.prelude import FIRST
+from fpdiff.fingerprint.record.ops.call import Call
 from fpdiff.fingerprint.record.wrapping import wrap
 
 _MARK = "fpdiff."

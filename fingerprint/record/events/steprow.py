@@ -6,7 +6,7 @@ import numpy as np
 import xxhash
 
 from fpdiff.fingerprint.digest.host import digest_bytes
-from fpdiff.fingerprint.record.sitetable import SiteTable
+from fpdiff.fingerprint.record.events.sitetable import SiteTable
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.schema import GROUPS
 

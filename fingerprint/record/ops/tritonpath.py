@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from fpdiff.fingerprint.record.kernels import KernelRecorder
+from fpdiff.fingerprint.record.ops.kernels import KernelRecorder
 from fpdiff.fingerprint.record.wrapping import wrap
 
 

@@ -20,7 +20,7 @@ _PACKAGES = (
 )
 _TRITON = tuple(f"{folder}triton{os.sep}" for folder in _PACKAGES)
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
-_HERE = str(Path(__file__).parents[1]) + os.sep  # the package that records
+_HERE = str(Path(__file__).parents[2]) + os.sep  # the package that records
 # Not imported: the recorder may not import what `fpdiff` offers to readers of runs.
 _FACE = str(sys.modules["fpdiff"].__file__)
 _PASS = graph._engine_run_backward.__code__

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from fpdiff.fingerprint.record.state import StateRecorder
+    from fpdiff.fingerprint.record.state.stepstate import StateRecorder
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 """The code that every optimizer's step runs in."""

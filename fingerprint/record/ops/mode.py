@@ -22,16 +22,16 @@ from fpdiff.fingerprint.digest.host import (
     memory_range,
 )
 from fpdiff.fingerprint.digest.stats import statistics
-from fpdiff.fingerprint.record.backward import GradientHooks
-from fpdiff.fingerprint.record.collectives import CollectiveRecorder
+from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
+from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.generators import generator_of
-from fpdiff.fingerprint.record.nodes import accumulated_leaf
-from fpdiff.fingerprint.record.opcall import Call, RunningCalls
-from fpdiff.fingerprint.record.opschema import OpSchema, describe
-from fpdiff.fingerprint.record.opvalues import Argument, results, shown, split
-from fpdiff.fingerprint.record.prelude import FIRST, place_of
+from fpdiff.fingerprint.record.modules.backward import GradientHooks
+from fpdiff.fingerprint.record.modules.nodes import accumulated_leaf
+from fpdiff.fingerprint.record.ops.call import Call, RunningCalls
+from fpdiff.fingerprint.record.ops.collectives import CollectiveRecorder
+from fpdiff.fingerprint.record.ops.schema import OpSchema, describe
+from fpdiff.fingerprint.record.ops.values import Argument, results, shown, split
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.sitetable import Point
 
 _MAX_NUMBERS = 32
 """An op's scalars may come from so many of the numbers last taken out of tensors."""

@@ -6,9 +6,9 @@ time, and not again.
 
 import torch
 
-from fpdiff.fingerprint.record.nodes import Nodes, accumulated_leaf
-from fpdiff.fingerprint.record.sitetable import Point
-from fpdiff.fingerprint.record.source import running_line
+from fpdiff.fingerprint.record.events.sitetable import Point
+from fpdiff.fingerprint.record.events.source import running_line
+from fpdiff.fingerprint.record.modules.nodes import Nodes, accumulated_leaf
 
 BACKWARD_OF = "backward of "
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fpdiff.fingerprint.record.identity import IdentityTable
-from fpdiff.fingerprint.record.names import Names
+from fpdiff.fingerprint.record.modules.names import Names
 
 T = TypeVar("T")
 

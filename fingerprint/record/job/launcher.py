@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fpdiff.fingerprint.record import runfolder
-from fpdiff.fingerprint.record.launch import launcher_rank
+from fpdiff.fingerprint.record.job import runfolder
+from fpdiff.fingerprint.record.job.launch import launcher_rank
 from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
 from fpdiff.store.errors import RecordError
 

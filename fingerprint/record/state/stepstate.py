@@ -17,11 +17,11 @@ from torch import nn
 
 from fpdiff.fingerprint.digest.host import digest_bytes
 from fpdiff.fingerprint.record import generators
-from fpdiff.fingerprint.record.containers import tensors_in
-from fpdiff.fingerprint.record.discovery import Discovery
+from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.identity import IdentityTable
-from fpdiff.fingerprint.record.scopes import MAX_READS
-from fpdiff.fingerprint.record.sitetable import Point
+from fpdiff.fingerprint.record.modules.containers import tensors_in
+from fpdiff.fingerprint.record.modules.scopes import MAX_READS
+from fpdiff.fingerprint.record.state.discovery import Discovery
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.record.recorder import Recorder

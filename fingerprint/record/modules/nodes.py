@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from fpdiff.fingerprint.record.scopes import Scope
+from fpdiff.fingerprint.record.modules.scopes import Scope
 
 _KEPT = 1 << 16
 """Beyond so many marks the older half goes: a graph rarely outlives that many module calls."""

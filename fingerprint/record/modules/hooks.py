@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from fpdiff.fingerprint.digest.host import PlainView, look
-from fpdiff.fingerprint.record.backward import GradientHooks
-from fpdiff.fingerprint.record.containers import Slots, arguments, outputs
+from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.generators import torch_state
-from fpdiff.fingerprint.record.names import below, is_compiled
+from fpdiff.fingerprint.record.modules.backward import GradientHooks
+from fpdiff.fingerprint.record.modules.containers import Slots, arguments, outputs
+from fpdiff.fingerprint.record.modules.names import below, is_compiled
+from fpdiff.fingerprint.record.modules.scopes import MAX_READS, Scope
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
-from fpdiff.fingerprint.record.sitetable import Point
 
 
 class ModuleHooks:

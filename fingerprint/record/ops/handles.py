@@ -19,9 +19,9 @@ import torch
 from torch import distributed
 
 from fpdiff.fingerprint.digest.host import look
-from fpdiff.fingerprint.record.ops import OpMode, OpRecorder
-from fpdiff.fingerprint.record.opschema import is_of_collectives
-from fpdiff.fingerprint.record.prelude import FIRST
+from fpdiff.fingerprint.record.events.prelude import FIRST
+from fpdiff.fingerprint.record.ops.mode import OpMode, OpRecorder
+from fpdiff.fingerprint.record.ops.schema import is_of_collectives
 from fpdiff.fingerprint.record.wrapping import wrap
 
 _Call = Callable[..., Any]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fpdiff.fingerprint.record.launch import launch_id, restarts
+from fpdiff.fingerprint.record.job.launch import launch_id, restarts
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.errors import RecordError, StoreError
 from fpdiff.store.files import attempts, write_json

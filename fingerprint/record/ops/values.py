@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fpdiff.fingerprint.record.opschema import OpSchema
+from fpdiff.fingerprint.record.ops.schema import OpSchema
 
 _NOT_DATA = frozenset({"device", "pin_memory", "layout", "dtype", "async_op", "timeout"})
 """Arguments that decide no bit, or that the dtype of the result shows."""

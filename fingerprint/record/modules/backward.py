@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
+from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.identity import IdentityTable
-from fpdiff.fingerprint.record.names import below
-from fpdiff.fingerprint.record.nodes import accumulated_leaf
+from fpdiff.fingerprint.record.modules.names import below
+from fpdiff.fingerprint.record.modules.nodes import accumulated_leaf
+from fpdiff.fingerprint.record.modules.scopes import MAX_READS, Scope
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
-from fpdiff.fingerprint.record.scopes import MAX_READS, Scope
-from fpdiff.fingerprint.record.sitetable import Point
 
 Engine = Callable[..., Any]
 

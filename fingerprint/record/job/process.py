@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from fpdiff.fingerprint.record.launch import launcher_rank
+from fpdiff.fingerprint.record.job.launch import launcher_rank
 
 
 def rank() -> int:

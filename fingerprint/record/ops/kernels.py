@@ -21,11 +21,11 @@ import torch
 
 from fpdiff.fingerprint.catalogue import UNSEEN_LAUNCH
 from fpdiff.fingerprint.digest.host import PlainView, look
-from fpdiff.fingerprint.record.opcall import Call
-from fpdiff.fingerprint.record.ops import OpRecorder
-from fpdiff.fingerprint.record.opschema import OpSchema
-from fpdiff.fingerprint.record.opvalues import Argument
-from fpdiff.fingerprint.record.prelude import FIRST, place_of
+from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
+from fpdiff.fingerprint.record.ops.call import Call
+from fpdiff.fingerprint.record.ops.mode import OpRecorder
+from fpdiff.fingerprint.record.ops.schema import OpSchema
+from fpdiff.fingerprint.record.ops.values import Argument
 
 _NO_ARGUMENTS = frozenset({"grid", "warmup"})
 

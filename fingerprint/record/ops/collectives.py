@@ -15,16 +15,16 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from fpdiff.fingerprint.digest.host import PlainView, look
-from fpdiff.fingerprint.record.opcall import Call
-from fpdiff.fingerprint.record.opschema import OpSchema
-from fpdiff.fingerprint.record.opvalues import Argument, results
-from fpdiff.fingerprint.record.prelude import place_of
-from fpdiff.fingerprint.record.scopes import MAX_READS
-from fpdiff.fingerprint.record.sitetable import Point
-from fpdiff.fingerprint.record.writers import Flight
+from fpdiff.fingerprint.record.events.prelude import place_of
+from fpdiff.fingerprint.record.events.sitetable import Point
+from fpdiff.fingerprint.record.modules.scopes import MAX_READS
+from fpdiff.fingerprint.record.ops.call import Call
+from fpdiff.fingerprint.record.ops.schema import OpSchema
+from fpdiff.fingerprint.record.ops.values import Argument, results
+from fpdiff.fingerprint.record.ops.writers import Flight
 
 if TYPE_CHECKING:
-    from fpdiff.fingerprint.record.ops import OpRecorder
+    from fpdiff.fingerprint.record.ops.mode import OpRecorder
 
 _GIVES = frozenset({"tensors", "input", "inputs", "input_tensor", "input_tensors", "input_list"})
 _GETS = frozenset(
