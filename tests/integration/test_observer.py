@@ -22,7 +22,6 @@ MODES = {
     "step": ("--level", "step"),
     "layer": ("--level", "layer"),
     "all": ("--level", "layer", "--stats", "--rehash"),
-    "op": ("--level", "op"),
     "op, all": ("--level", "op", "--stats", "--rehash"),
 }
 
@@ -63,7 +62,7 @@ def test_everything_was_watched(jobs: Jobs, folder: Path, mode: str) -> None:
     assert info["finished"] and "stopped" not in info
 
 
-@pytest.mark.parametrize("pair", [("layer", "all"), ("layer", "op"), ("op", "op, all")])
+@pytest.mark.parametrize("pair", [("layer", "all"), ("layer", "op, all")])
 def test_twins_of_different_care(jobs: Jobs, folder: Path, pair: tuple[str, str]) -> None:
     assert all(jobs[mode] for mode in pair)
     verdict = compare_json(*(folder / mode for mode in pair))

@@ -83,8 +83,9 @@ class GradientHooks:
         recorder = self.recorder
         if torch._C._current_graph_task_id() != -1 or not recorder.has_begun():
             return
-        recorder.has_gone_back = True
-        if not accumulates and recorder.continues():
+        if accumulates:
+            recorder.has_gone_back = True
+        elif recorder.continues():
             recorder.root_outputs.extend(range(recorder.backward_first_seq, recorder.next_seq()))
         recorder.optimizer.resume()
 
