@@ -144,8 +144,8 @@ def check_nulls(table: pa.Table, path: Path) -> None:
     Raises:
         StoreError: there is one.
     """
-    for column in table.schema:
-        if not column.nullable and table[column.name].null_count:
+    for place, column in enumerate(table.schema):
+        if not column.nullable and table.column(place).null_count:
             raise damaged(path, f"column {column.name} has an empty value")
 
 

@@ -71,9 +71,14 @@ class EventChecker:
 
 def stretches(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the step and the first row of each stretch of rows of one step."""
-    encoded = pc.run_end_encode(events["step"].combine_chunks(), run_end_type=pa.int64())
+    encoded = pc.run_end_encode(one_piece(events["step"]), run_end_type=pa.int64())
     ends: npt.NDArray[np.int64] = encoded.run_ends.to_numpy()
     return encoded.values.to_numpy(), np.concatenate([[0], ends[:-1]])
+
+
+def one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array; it is copied only if it lies in several pieces."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def unique_sites(sites: pa.Table, folder: Path) -> pa.Table:

@@ -1,6 +1,7 @@
 """Reading a segment's Parquet files, with page checksums and our own schema checks."""
 
 import functools
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -50,8 +51,10 @@ class TableFile:
         Raises:
             StoreError: the file is damaged, foreign, or of a newer format.
         """
-        schema = projected(self.name, columns)
-        return pa.concat_tables([schema.empty_table(), *self.groups(columns=columns)])
+        groups = list(self.groups(columns=columns))
+        if len(groups) == 1:
+            return groups[0]
+        return pa.concat_tables([no_rows(self.name, columns), *groups])
 
     def groups(
         self,
@@ -75,25 +78,28 @@ class TableFile:
 
     def _open(self) -> pq.ParquetFile:
         """Open the file; its footer is checked the first time."""
-        size_bytes = self.path.stat().st_size
+        # A small file is read at once; pyarrow would read it twice, footer and columns.
+        with self.path.open("rb", buffering=0) as raw:
+            size_bytes = os.fstat(raw.fileno()).st_size
+            is_small = size_bytes <= _SMALL_BYTES
+            source = pa.BufferReader(raw.read(size_bytes)) if is_small else self.path
         if not size_bytes:
             raise damaged(self.path, "it is empty")
-        # A small file is read at once; pyarrow would read it twice, footer and columns.
-        source = (
-            pa.BufferReader(self.path.read_bytes()) if size_bytes <= _SMALL_BYTES else self.path
-        )
         known = self.__dict__.get("_metadata")
-        file = pq.ParquetFile(source, metadata=known, page_checksum_verification=True)
+        file = pq.ParquetFile(
+            source,
+            metadata=known,
+            pre_buffer=not is_small,
+            page_checksum_verification=True,
+            arrow_extensions_enabled=True,
+        )
         if known is None:
-            check_schema(file.schema_arrow, self.name, self.path)
-            metadata = self.__dict__["_metadata"] = file.metadata
-            groups = range(metadata.num_row_groups)
-            if metadata.num_rows != sum(metadata.row_group(i).num_rows for i in groups):
-                raise damaged(self.path, "its row groups do not add up")
+            _check_footer(file, self.name, self.path)
+            self.__dict__["_metadata"] = file.metadata
         return file
 
     def _group(self, file: pq.ParquetFile, index: int, columns: tuple[str, ...] | None) -> pa.Table:
-        num_rows = file.metadata.row_group(index).num_rows
+        num_rows = _rows_of_groups(file.metadata)[index]
         # pyarrow's threads cost more than they save where many small files are read.
         is_large = num_rows > _MANY_ROWS
         table = file.read_row_group(index, columns=columns, use_threads=is_large)
@@ -103,10 +109,36 @@ class TableFile:
         if table.num_rows != num_rows:
             raise damaged(self.path, "a row group has not the rows it announces")
         schema = projected(self.name, columns)
+        if table.schema.equals(schema, check_metadata=True):
+            return table
         for place, column in enumerate(schema):
             if column.name not in table.column_names:  # Of an older version.
                 table = table.add_column(place, column, pa.nulls(table.num_rows, column.type))
-        return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+        return table.cast(schema)
+
+
+_accepted: dict[str, tuple[Any, Any]] = {}
+"""By table, the schema and metadata that the latest footer had which passed `check_schema`."""
+
+
+def _check_footer(file: pq.ParquetFile, name: str, path: Path) -> None:
+    metadata = file.metadata
+    schema, texts = metadata.schema, metadata.metadata
+    # To make Arrow's schema takes as long as to read a small file's rows. It follows from these
+    # two, if no column is nested: comparing the former ignores what is not a leaf.
+    known_schema, known_texts = _accepted.get(name, (None, None))
+    if known_schema is None or texts != known_texts or not schema.equals(known_schema):
+        check_schema(file.schema_arrow, name, path)
+        if not any(pa.types.is_nested(field.type) for field in TABLES[name]):
+            _accepted[name] = schema, texts
+    if metadata.num_rows != sum(_rows_of_groups(metadata)):
+        raise damaged(path, "its row groups do not add up")
+
+
+def _rows_of_groups(metadata: Any) -> list[int]:
+    if metadata.num_row_groups == 1:  # As most are; asking for its object takes long.
+        return [metadata.num_rows]
+    return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -116,6 +148,12 @@ def projected(name: str, columns: tuple[str, ...] | None) -> pa.Schema:
     if columns is None:
         return schema
     return pa.schema([f for f in schema if f.name in columns], metadata=schema.metadata)
+
+
+@functools.lru_cache(maxsize=256)
+def no_rows(name: str, columns: tuple[str, ...] | None) -> pa.Table:
+    """Return an empty table with some columns of a table, in its own order."""
+    return projected(name, columns).empty_table()
 
 
 def _holding(file: pq.ParquetFile, steps: npt.NDArray[np.int64]) -> list[int]:

@@ -22,7 +22,7 @@ from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
-from fpdiff.store.parquet import TableFile, projected
+from fpdiff.store.parquet import TableFile, no_rows
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
 _RANK = re.compile(r"rank=(\d{5,9})(?:\.json)?", re.ASCII)
@@ -274,7 +274,7 @@ class RankRecord:
         parts = self._parts(name, columns, of)
         if name == "steps" and of is None:
             self.__dict__["_closed"] = [table["step"].to_numpy() for table in parts]
-        return pa.concat_tables([projected(name, columns).empty_table(), *parts])
+        return pa.concat_tables([no_rows(name, columns), *parts])
 
     def _parts(
         self,

@@ -9,7 +9,7 @@ from fpdiff.fingerprint.bisect.arm import Flags, Ints, Sites, digest_words
 from fpdiff.fingerprint.bisect.origins import beyond_the_end
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Counted
-from fpdiff.store.events import stretches
+from fpdiff.store.events import one_piece, stretches
 
 _COLUMNS = ("microbatch", "digest")
 
@@ -59,7 +59,7 @@ def _by_position(tier: RankTier, steps: Ints) -> tuple[Ints, Ints, Flags]:
             wrong = np.concatenate([step_a, step_b])
             is_exact[np.searchsorted(steps, wrong)] = False
             continue
-        words_a, words_b = digest_words(a), digest_words(b)
+        words_a, words_b = (digest_words(one_piece(table["digest"])) for table in (a, b))
         differs = (words_a[:, 0] != words_b[:, 0]) | (words_a[:, 1] != words_b[:, 1])
         if places is not None:
             differs |= what_a != what_b
