@@ -144,9 +144,9 @@ def check_nulls(table: pa.Table, path: Path) -> None:
     Raises:
         StoreError: there is one.
     """
-    for place, column in enumerate(table.schema):
-        if not column.nullable and table.column(place).null_count:
-            raise damaged(path, f"column {column.name} has an empty value")
+    for place, column in enumerate(table.itercolumns()):
+        if column.null_count and not table.field(place).nullable:
+            raise damaged(path, f"column {table.field(place).name} has an empty value")
 
 
 def _first_line(error: BaseException) -> str:

@@ -95,10 +95,11 @@ def unique_sites(sites: pa.Table, folder: Path) -> pa.Table:
 def unique_steps(steps: pa.Table) -> pa.Table:
     """Return the last row of each step, by first_seq: a step may be closed provisionally."""
     numbers = steps["step"].to_numpy()
-    # The first of each number from behind is the last of it.
-    _, last = np.unique(numbers[::-1], return_index=True)
-    if len(last) < len(numbers):
-        steps = steps.take(pa.array(np.sort(len(numbers) - 1 - last)))
+    if not (np.diff(numbers) > 0).all():
+        # The first of each number from behind is the last of it.
+        _, last = np.unique(numbers[::-1], return_index=True)
+        if len(last) < len(numbers):
+            steps = steps.take(pa.array(np.sort(len(numbers) - 1 - last)))
     if (np.diff(steps["first_seq"].to_numpy()) >= 0).all():
         return steps
     return steps.sort_by("first_seq")

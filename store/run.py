@@ -65,7 +65,6 @@ class RankRecord:
         self.shift = shift
         self._compact = compact
         self._lists = lists
-        self._folder = rank_name(rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process read it anew."""
@@ -78,7 +77,7 @@ class RankRecord:
         Raises:
             StoreError: the file is damaged.
         """
-        path = self.root / "ranks" / f"{self._folder}.json"
+        path = self.root / "ranks" / f"{rank_name(self.rank)}.json"
         return read_json(path, self._lists) if path.exists() else {}
 
     @cached_property
@@ -176,7 +175,7 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         step -= self.shift
         tables = [EVENTS.empty_table()]
         for path, table in self._event_tables(np.array([step])):
@@ -197,7 +196,7 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
         own = steps - self.shift
         for path, table in self._event_tables(own, wanted):
@@ -213,7 +212,7 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         for path, table in self._event_tables():
             yield from self._shifted(checker.check(table, path)).to_batches()
         for step in self._numbers["step"].to_pylist():
@@ -231,30 +230,42 @@ class RankRecord:
         columns: tuple[str, ...] | None = None,
     ) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
+        holding = None if steps is None else self._may_hold(steps)
         for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
                 yield segment.journal, _select(journal.table("events"), columns)
-            elif steps is None or self._may_hold(index, steps):
+            elif holding is None or index in holding:
                 file = segment.files["events"]
                 is_whole = steps is not None and np.isin(self._closed[index], steps).all()
                 for group in file.groups(None if is_whole else steps, columns):
                     yield file.path, group
 
-    def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:
-        """Return whether a segment may hold events of some steps.
+    def _may_hold(self, steps: npt.NDArray[np.int64]) -> Collection[int]:
+        """Return the segments that may hold events of some steps.
 
         Segments end between steps, so a step is closed where its events are; those of a step that
         was never closed may be anywhere.
         """
-        if np.isin(self._closed[index], steps).any():
-            return True
-        is_last = index == len(self.segments) - 1
-        return is_last or not np.isin(steps, np.concatenate(self._closed)).all()
+        if not len(self._closed) or not np.isin(steps, np.concatenate(self._closed)).all():
+            return range(len(self.segments))
+        return {*self._closing(steps), len(self.segments) - 1}
+
+    def _closing(self, steps: npt.NDArray[np.int64]) -> set[int]:
+        """Return the segments that close any of some steps."""
+        if not self._closed:
+            return set()
+        segment = np.repeat(np.arange(len(self._closed)), [len(own) for own in self._closed])
+        return set(segment[np.isin(np.concatenate(self._closed), steps)].tolist())
+
+    @cached_property
+    def _folders(self) -> dict[str, Path]:
+        folder = rank_name(self.rank)
+        return {name: self.root / name / folder for name in ("journal", *TABLES)}
 
     @cached_property
     def _sites(self) -> pa.Table:
-        return unique_sites(self._tables("sites"), self.root / "sites" / self._folder)
+        return unique_sites(self._tables("sites"), self._folders["sites"])
 
     @cached_property
     def _numbers(self) -> pa.Table:
@@ -286,29 +297,26 @@ class RankRecord:
         if self._compact is not None and self.is_compact:
             return self._compact.read(self.rank, name, columns)
         journals = iter(self.journals)
+        closing = None if of is None else self._closing(of)
         return [
             segment.files[name].read(columns)
             if segment.files
             else _select(next(journals).table(name), columns)
             for index, segment in enumerate(self.segments)
-            if of is None or not segment.files or np.isin(self._closed[index], of).any()
+            if closing is None or not segment.files or index in closing
         ]
 
     def _segment_numbers(self, folder: str) -> set[int]:
-        path = self.root / folder / self._folder
+        path = self._folders[folder]
         with naming(path):
             names = os.listdir(path) if path.is_dir() else []
         return {int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match}
 
     def _segment(self, number: int, journals: set[int], tables: dict[str, set[int]]) -> Segment:
-        paths = {
-            name: self.root / name / self._folder / f"{segment_name(number)}.parquet"
-            for name in TABLES
-        }
+        paths = {name: self._folders[name] / f"{segment_name(number)}.parquet" for name in TABLES}
         # The events file is written last: it commits the segment.
         if number not in tables["events"] and number in journals:
-            journal = self.root / "journal" / self._folder / f"{segment_name(number)}.arrows"
-            return Segment({}, journal)
+            return Segment({}, self._folders["journal"] / f"{segment_name(number)}.arrows")
         for name, path in paths.items():
             if number not in tables[name]:
                 raise StoreError(f"{path} is missing: copy the whole run folder again")
