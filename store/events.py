@@ -1,5 +1,6 @@
 """What must hold between the rows of a rank's tables."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.store.checks import damaged
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """Rows of EVENTS in order.
+
+    Attributes:
+        table: the rows.
+        steps: of each stretch of rows of one step; `first` is its first row.
+    """
+
+    table: pa.Table
+    steps: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "EventRows":
+        """Return rows that are at hand."""
+        step = table["step"].to_numpy()
+        begins = np.ones(len(step), bool)
+        np.not_equal(step[1:], step[:-1], out=begins[1:])
+        first = np.flatnonzero(begins)
+        return cls(table, step[first], first)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self.table.num_rows)
+
+    def slice(self, first: int, end: int | None = None) -> "EventRows":
+        """Return some of the rows; the same if they are all."""
+        if not first and end in (None, len(self)):
+            return self
+        return EventRows.of(self.table.slice(first, None if end is None else end - first))
+
+    def only(self, steps: npt.NDArray[np.int64]) -> "EventRows":
+        """Return the rows of some steps; the same if they are all."""
+        if np.isin(self.steps, steps).all():
+            return self
+        wanted = np.isin(self.table["step"].to_numpy(), steps)
+        return EventRows.of(self.table.filter(pa.array(wanted)))
 
 
 class EventChecker:
@@ -23,14 +64,15 @@ class EventChecker:
         self._last_seq = -1
         self._found: dict[int, int] = {}
 
-    def check(self, events: pa.Table, path: Path) -> pa.Table:
-        """Return `events`, read from `path`.
+    def check(self, rows: EventRows, path: Path) -> EventRows:
+        """Return `rows`, read from `path`.
 
         Raises:
             StoreError: they cannot be what was recorded.
         """
-        if not events.num_rows:
-            return events
+        if not len(rows):
+            return rows
+        events = rows.table
         seqs = events["seq"].to_numpy()
         if seqs[0] <= self._last_seq or (seqs[1:] <= seqs[:-1]).any():
             raise damaged(path, "its events are out of order")
@@ -44,11 +86,10 @@ class EventChecker:
                 raise damaged(path, "an event reads an event that is not before it")
         if "span" in events.column_names and pc.min(events["span"]).as_py() < 0:
             raise damaged(path, "an event has a negative span")
-        steps, first = stretches(events)
-        counts = np.diff(first, append=events.num_rows)
-        for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
+        counts = np.diff(rows.first, append=len(rows))
+        for step, count in zip(rows.steps.tolist(), counts.tolist(), strict=True):
             self._found[step] = self._found.get(step, 0) + count
-        return events
+        return rows
 
     def _are_known(self, sites: npt.NDArray[np.int32]) -> bool:
         if self._is_dense:  # As recorders number them; much faster.
@@ -67,13 +108,6 @@ class EventChecker:
         count = self._expected.get(step, 0)
         if self._found.get(step, 0) < count:
             raise damaged(self._folder, f"step {step} should have {count} events and has fewer")
-
-
-def stretches(events: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the step and the first row of each stretch of rows of one step."""
-    encoded = pc.run_end_encode(one_piece(events["step"]), run_end_type=pa.int64())
-    ends: npt.NDArray[np.int64] = encoded.run_ends.to_numpy()
-    return encoded.values.to_numpy(), np.concatenate([[0], ends[:-1]])
 
 
 def one_piece(column: pa.ChunkedArray) -> pa.Array:

@@ -111,6 +111,8 @@ class TableFile:
         schema = projected(self.name, columns)
         if table.schema.equals(schema, check_metadata=True):
             return table
+        if not num_rows:
+            return no_rows(self.name, columns)
         for place, column in enumerate(schema):
             if column.name not in table.column_names:  # Of an older version.
                 table = table.add_column(place, column, pa.nulls(table.num_rows, column.type))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
-from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
+from fpdiff.store.events import EventChecker, EventRows, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
 from fpdiff.store.parquet import TableFile, no_rows
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
@@ -167,7 +167,10 @@ class RankRecord:
             wanted = tuple(n for n in STEPS.names if n in STEP_NUMBERS or n in columns)
         if of is not None:
             of = of - self.shift
-        return self._shifted(unique_steps(self._tables("steps", wanted, of)))
+        rows = unique_steps(self._tables("steps", wanted, of))
+        if of is None:
+            self.__dict__.setdefault("_numbers", rows.select(STEP_NUMBERS))
+        return self._shifted(rows)
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -179,14 +182,14 @@ class RankRecord:
         step -= self.shift
         tables = [EVENTS.empty_table()]
         for path, table in self._event_tables(np.array([step])):
-            found = table.filter(pc.equal(table["step"], step))
-            tables.append(checker.check(found, path))
+            found = EventRows.of(table.filter(pc.equal(table["step"], step)))
+            tables.append(checker.check(found, path).table)
         checker.check_complete(step)
         return self._shifted(pa.concat_tables(tables))
 
     def events_of(
         self, steps: npt.NDArray[np.int64], columns: Collection[str]
-    ) -> Iterator[pa.Table]:
+    ) -> Iterator[EventRows]:
         """Yield the rows of EVENTS of some steps, in order, in parts as they lie on disk.
 
         Args:
@@ -200,9 +203,8 @@ class RankRecord:
         wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
         own = steps - self.shift
         for path, table in self._event_tables(own, wanted):
-            if not np.isin(stretches(table)[0], own).all():
-                table = table.filter(pa.array(np.isin(table["step"].to_numpy(), own)))
-            yield self._shifted(checker.check(table, path))
+            rows = checker.check(EventRows.of(table).only(own), path)
+            yield EventRows.of(self._shifted(rows.table)) if self.shift else rows
         for step in own.tolist():
             checker.check_complete(step)
 
@@ -214,7 +216,8 @@ class RankRecord:
         """
         checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         for path, table in self._event_tables():
-            yield from self._shifted(checker.check(table, path)).to_batches()
+            rows = checker.check(EventRows.of(table), path)
+            yield from self._shifted(rows.table).to_batches()
         for step in self._numbers["step"].to_pylist():
             checker.check_complete(step)
 

@@ -20,7 +20,7 @@ from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites, d
 from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifferences
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
-from fpdiff.store.events import one_piece
+from fpdiff.store.events import EventRows, one_piece
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
@@ -206,7 +206,7 @@ class RankTier:
 
     def events_of(
         self, steps: Ints, columns: Collection[str]
-    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+    ) -> tuple[Iterator[EventRows], Iterator[EventRows]]:
         """Return for A and B what yields columns of the events of some steps."""
         a, b = (source.record.events_of(steps, columns) for source in self._sources)
         return a, b
