@@ -6,7 +6,7 @@ of thousands of ranks opens at once.
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -233,18 +233,21 @@ class RankRecord:
         columns: tuple[str, ...] | None = None,
     ) -> Iterator[tuple[Path, pa.Table]]:
         journals = iter(self.journals)
-        holding = None if steps is None else self._may_hold(steps)
+        holding = range(len(self.segments)) if steps is None else self._may_hold(steps)
+        whole = [i for i in holding if steps is None or np.isin(self._closed[i], steps).all()]
         for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
                 yield segment.journal, _select(journal.table("events"), columns)
-            elif holding is None or index in holding:
+            elif index in holding:
+                following = next((self.segments[i] for i in whole if i > index), None)
+                if following is not None and following.files:
+                    following.files["events"].announce()
                 file = segment.files["events"]
-                is_whole = steps is not None and np.isin(self._closed[index], steps).all()
-                for group in file.groups(None if is_whole else steps, columns):
+                for group in file.groups(None if index in whole else steps, columns):
                     yield file.path, group
 
-    def _may_hold(self, steps: npt.NDArray[np.int64]) -> Collection[int]:
+    def _may_hold(self, steps: npt.NDArray[np.int64]) -> Sequence[int]:
         """Return the segments that may hold events of some steps.
 
         Segments end between steps, so a step is closed where its events are; those of a step that
@@ -252,7 +255,7 @@ class RankRecord:
         """
         if not len(self._closed) or not np.isin(steps, np.concatenate(self._closed)).all():
             return range(len(self.segments))
-        return {*self._closing(steps), len(self.segments) - 1}
+        return sorted({*self._closing(steps), len(self.segments) - 1})
 
     def _closing(self, steps: npt.NDArray[np.int64]) -> set[int]:
         """Return the segments that close any of some steps."""
