@@ -18,14 +18,26 @@ from fpdiff.store.schema import TABLES
 _SMALL_BYTES = 1 << 18
 _MANY_ROWS = 1 << 16
 
+Known = dict[tuple[bytes, str, tuple[str, ...] | None], pa.Table]
+"""What was read of small files, by their bytes, table and columns."""
+
 
 class TableFile:
     """One Parquet file of the table `name`; nothing is read before it is asked for."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Remember the path; `name` is a key of TABLES."""
+    def __init__(self, path: Path, name: str, known: Known | None = None) -> None:
+        """Remember the path.
+
+        Args:
+            path: of the file.
+            name: a key of TABLES.
+            known: what is read of the file is kept in here, and taken from here if a file of the
+                same bytes has been read before.
+        """
         self.path = path
         self.name = name
+        self._known = known
+        self._held: bytes | None = None
 
     @property
     def num_rows(self) -> int:
@@ -57,10 +69,17 @@ class TableFile:
         Raises:
             StoreError: the file is damaged, foreign, or of a newer format.
         """
-        groups = list(self.groups(columns=columns))
-        if len(groups) == 1:
-            return groups[0]
-        return pa.concat_tables([no_rows(self.name, columns), *groups])
+        if self._known is None:
+            return self._read(columns)
+        with naming(self.path):
+            content = self._content()
+        if content is None:
+            return self._read(columns)
+        key = content, self.name, columns
+        table = self._known.get(key)
+        if table is None:
+            table = self._known[key] = self._read(columns)
+        return table
 
     def groups(
         self,
@@ -77,6 +96,12 @@ class TableFile:
             for index in wanted:
                 yield self._group(file, index, columns)
 
+    def _read(self, columns: tuple[str, ...] | None) -> pa.Table:
+        groups = list(self.groups(columns=columns))
+        if len(groups) == 1:
+            return groups[0]
+        return pa.concat_tables([no_rows(self.name, columns), *groups])
+
     @cached_property
     def _metadata(self) -> Any:
         with naming(self.path), self._open() as file:
@@ -84,18 +109,12 @@ class TableFile:
 
     def _open(self) -> pq.ParquetFile:
         """Open the file; its footer is checked the first time."""
-        # A small file is read at once; pyarrow would read it twice, footer and columns.
-        with self.path.open("rb", buffering=0) as raw:
-            size_bytes = os.fstat(raw.fileno()).st_size
-            is_small = size_bytes <= _SMALL_BYTES
-            source = pa.BufferReader(raw.read(size_bytes)) if is_small else self.path
-        if not size_bytes:
-            raise damaged(self.path, "it is empty")
+        content = self._content()
         known = self.__dict__.get("_metadata")
         file = pq.ParquetFile(
-            source,
+            self.path if content is None else pa.BufferReader(content),
             metadata=known,
-            pre_buffer=not is_small,
+            pre_buffer=content is None,
             page_checksum_verification=True,
             arrow_extensions_enabled=True,
         )
@@ -103,6 +122,19 @@ class TableFile:
             _check_footer(file, self.name, self.path)
             self.__dict__["_metadata"] = file.metadata
         return file
+
+    def _content(self) -> bytes | None:
+        """Return a small file whole: pyarrow would read it twice, footer and columns."""
+        if self._held is not None:
+            return self._held
+        with self.path.open("rb", buffering=0) as raw:
+            size_bytes = os.fstat(raw.fileno()).st_size
+            if not size_bytes:
+                raise damaged(self.path, "it is empty")
+            content = raw.read(size_bytes) if size_bytes <= _SMALL_BYTES else None
+        if self._known is not None:
+            self._held = content
+        return content
 
     def _group(self, file: pq.ParquetFile, index: int, columns: tuple[str, ...] | None) -> pa.Table:
         num_rows = _rows_of_groups(file.metadata)[index]

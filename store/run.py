@@ -22,7 +22,7 @@ from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, EventRows, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
-from fpdiff.store.parquet import TableFile, no_rows
+from fpdiff.store.parquet import Known, TableFile, no_rows
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
 _RANK = re.compile(r"rank=(\d{5,9})(?:\.json)?", re.ASCII)
@@ -50,6 +50,7 @@ class RankRecord:
         shift: int = 0,
         compact: Compact | None = None,
         lists: SharedLists | None = None,
+        known: Known | None = None,
     ) -> None:
         """Remember where the rank's files are.
 
@@ -59,12 +60,14 @@ class RankRecord:
             shift: added to the steps' numbers, for a run that continues another.
             compact: the run's consolidated tables, which are preferred where they are current.
             lists: what the descriptions of the run's ranks have in common.
+            known: what was read of small files, shared with records that have some of the same.
         """
         self.root = root
         self.rank = rank
         self.shift = shift
         self._compact = compact
         self._lists = lists
+        self._known = known
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process read it anew."""
@@ -134,10 +137,15 @@ class RankRecord:
         """Whether the rank's small tables are read from the run's consolidated ones."""
         return self._compact is not None and self._compact.is_current(self.rank)
 
-    def anew(self, *, shift: int | None = None) -> "RankRecord":
-        """Return the same record with no table read yet, its steps' numbers shifted if asked to."""
+    def anew(self, *, shift: int | None = None, known: Known | None = None) -> "RankRecord":
+        """Return the same record with no table read yet.
+
+        Args:
+            shift: added to the steps' numbers; the record's own if None.
+            known: what was read of small files, shared with records that have some of the same.
+        """
         shift = self.shift if shift is None else shift
-        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists)
+        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists, known)
         if "info" in self.__dict__:
             record.__dict__["info"] = self.info
         return record
@@ -326,7 +334,8 @@ class RankRecord:
         for name, path in paths.items():
             if number not in tables[name]:
                 raise StoreError(f"{path} is missing: copy the whole run folder again")
-        return Segment({name: TableFile(path, name) for name, path in paths.items()}, None)
+        files = {name: TableFile(path, name, self._known) for name, path in paths.items()}
+        return Segment(files, None)
 
 
 class Run:

@@ -21,6 +21,7 @@ from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifference
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
 from fpdiff.store.events import EventRows, one_piece
+from fpdiff.store.parquet import Known
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
@@ -64,8 +65,8 @@ class _StepRows:
 class _Source:
     """One run's record of a rank; reads lazily, and anew after it was let go."""
 
-    def __init__(self, record: RankRecord) -> None:
-        self.record = record.anew()
+    def __init__(self, record: RankRecord, known: Known) -> None:
+        self.record = record.anew(known=known)
 
     @cached_property
     def rows(self) -> _StepRows:
@@ -254,7 +255,9 @@ class RankTier:
 
     @cached_property
     def _sources(self) -> tuple[_Source, _Source]:
-        a, b = map(_Source, self._records)
+        # Where nothing differs, the files of two runs are often the same: they are decoded once.
+        known: Known = {}
+        a, b = (_Source(record, known) for record in self._records)
         return a, b
 
     @cached_property
