@@ -25,19 +25,26 @@ Known = dict[tuple[bytes, str, tuple[str, ...] | None], pa.Table]
 class TableFile:
     """One Parquet file of the table `name`; nothing is read before it is asked for."""
 
-    def __init__(self, path: Path, name: str, known: Known | None = None) -> None:
-        """Remember the path.
+    def __init__(self, folder: Path, file_name: str, name: str, known: Known | None = None) -> None:
+        """Remember where the file is.
 
         Args:
-            path: of the file.
+            folder: that the file is in.
+            file_name: of the file.
             name: a key of TABLES.
             known: what is read of the file is kept in here, and taken from here if a file of the
                 same bytes has been read before.
         """
-        self.path = path
         self.name = name
+        self._place = folder, file_name
         self._known = known
         self._held: bytes | None = None
+
+    @cached_property
+    def path(self) -> Path:
+        """The file; made when it is asked for, as most of a run's files never are."""
+        folder, file_name = self._place
+        return folder / file_name
 
     @property
     def num_rows(self) -> int:

@@ -275,7 +275,7 @@ class RankRecord:
     @cached_property
     def _folders(self) -> dict[str, Path]:
         folder = rank_name(self.rank)
-        return {name: self.root / name / folder for name in ("journal", *TABLES)}
+        return {name: self.root / f"{name}/{folder}" for name in ("journal", *TABLES)}
 
     @cached_property
     def _sites(self) -> pa.Table:
@@ -327,14 +327,14 @@ class RankRecord:
         return {int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match}
 
     def _segment(self, number: int, journals: set[int], tables: dict[str, set[int]]) -> Segment:
-        paths = {name: self._folders[name] / f"{segment_name(number)}.parquet" for name in TABLES}
         # The events file is written last: it commits the segment.
         if number not in tables["events"] and number in journals:
             return Segment({}, self._folders["journal"] / f"{segment_name(number)}.arrows")
-        for name, path in paths.items():
+        text = f"{segment_name(number)}.parquet"
+        files = {name: TableFile(self._folders[name], text, name, self._known) for name in TABLES}
+        for name, file in files.items():
             if number not in tables[name]:
-                raise StoreError(f"{path} is missing: copy the whole run folder again")
-        files = {name: TableFile(path, name, self._known) for name, path in paths.items()}
+                raise StoreError(f"{file.path} is missing: copy the whole run folder again")
         return Segment(files, None)
 
 

@@ -137,7 +137,7 @@ def test_a_foreign_footer_is_refused_after_good_ones(tmp_path: Path, table: str,
     elif what == "version":
         rows = rows.replace_schema_metadata({"fpdiff.schema": "4"})
     pq.write_table(rows, bad, write_page_checksum=True)
-    TableFile(good, table).read()
+    TableFile(good.parent, good.name, table).read()
     reason = "newer fpdiff" if what == "version" else "columns are others"
     with pytest.raises(StoreError, match=reason):
-        TableFile(bad, table).read()
+        TableFile(bad.parent, bad.name, table).read()
