@@ -145,8 +145,9 @@ class TableFile:
 
     def _group(self, file: pq.ParquetFile, index: int, columns: tuple[str, ...] | None) -> pa.Table:
         num_rows = _rows_of_groups(file.metadata)[index]
-        # pyarrow's threads cost more than they save where many small files are read.
-        is_large = num_rows > _MANY_ROWS
+        # pyarrow's threads cost more than they save where many small files are read, or few
+        # columns of large ones, by several threads of ours already.
+        is_large = columns is None and num_rows > _MANY_ROWS
         table = file.read_row_group(index, columns=columns, use_threads=is_large)
         table.validate(full=True)
         check_schema(table.schema, self.name, self.path, columns)

@@ -228,22 +228,21 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
         repetitive.append("inputs.list.element")
     # Of step rows a comparison reads a file for every hundred, so what a file costs by itself
     # counts: zstd's start, and a copy of the schema in Arrow's own form, a third of the file.
-    is_steps = schema is STEPS
+    is_small = schema in (STEPS, SITES)
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         replacing(path) as temporary,
         pq.ParquetWriter(
             temporary,
             schema,
-            compression="lz4" if is_steps else "zstd",
+            compression="lz4" if is_small else "zstd",
             use_dictionary=repetitive,
             column_encoding=integers,
             write_page_checksum=True,
-            store_schema=not is_steps,
+            store_schema=False,
         ) as writer,
     ):
-        if is_steps:
-            writer.add_key_value_metadata(schema.metadata)
+        writer.add_key_value_metadata(schema.metadata)
         yield writer
 
 
