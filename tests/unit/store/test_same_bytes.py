@@ -9,7 +9,7 @@ from synthetic import Shape, write_run
 from fpdiff.store.errors import StoreError
 from fpdiff.store.parquet import Known, TableFile
 from fpdiff.store.run import RankRecord, Run
-from fpdiff.store.schema import STEPS
+from fpdiff.store.schema import TABLES
 from fpdiff.store.writer import SegmentLimits
 
 
@@ -101,17 +101,20 @@ def test_damage_of_either_run_is_found_after_the_other_was_read(tmp_path: Path) 
             record.steps()
 
 
-def test_step_rows_read_alike_however_they_are_encoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["sites", "steps", "events"])
+def test_rows_read_alike_however_they_are_encoded(tmp_path: Path, table: str) -> None:
     write_run(tmp_path)
-    new = Run.open(tmp_path).ranks[0].steps()
-    for segment in range(3):
-        path = steps_file(tmp_path, segment)
-        assert pq.read_schema(path).equals(STEPS, check_metadata=True)
-        table = pq.ParquetFile(path).read()
+    files = [tmp_path / table / "rank=00000" / f"seg-0000{n}.parquet" for n in range(3)]
+    new = [TableFile(path.parent, path.name, table).read() for path in files]
+    for path, rows in zip(files, new, strict=True):
+        schema = pq.read_schema(path)
+        assert schema.equals(TABLES[table]) and schema.metadata == TABLES[table].metadata
         # As they were written before: with a second copy of the schema, in Arrow's own form.
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+        pq.write_table(rows, path, compression="zstd", write_page_checksum=True)
         assert b"ARROW:schema" in pq.read_metadata(path).metadata
-    assert Run.open(tmp_path).ranks[0].steps().equals(new)
+    old = [TableFile(path.parent, path.name, table).read() for path in files]
+    for before, after in zip(old, new, strict=True):
+        assert before.equals(after) and before.schema.equals(after.schema, check_metadata=True)
 
 
 @pytest.mark.parametrize("table", ["sites", "steps", "events"])
