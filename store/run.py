@@ -150,6 +150,16 @@ class RankRecord:
             record.__dict__["info"] = self.info
         return record
 
+    def announce_steps(self) -> None:
+        """Have the files of step rows fetched all at once, before they are read one by one.
+
+        Raises:
+            StoreError: a file is missing.
+        """
+        for segment in () if self.is_compact else self.segments:
+            if segment.files:
+                segment.files["steps"].announce()
+
     def sites(self) -> pa.Table:
         """Return the rows of SITES.
 

@@ -128,6 +128,8 @@ class RankTier:
         self.is_held = False
         self.idle: dict[int, int] = {}
         self.likeness: Likeness | None = None
+        for source in self._sources:
+            source.record.announce_steps()
         own, other = (source.rows.step for source in self._sources)
         self.all_steps = own, other
         both, in_a, _ = np.intersect1d(own, other, assume_unique=True, return_indices=True)
