@@ -1,5 +1,6 @@
 """What must hold between the rows of a rank's tables."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +46,15 @@ class EventRows:
 
     def only(self, steps: npt.NDArray[np.int64]) -> "EventRows":
         """Return the rows of some steps; the same if they are all."""
-        if np.isin(self.steps, steps).all():
+        wanted = np.isin(self.steps, steps)
+        if wanted.all():
             return self
-        wanted = np.isin(self.table["step"].to_numpy(), steps)
-        return EventRows.of(self.table.filter(pa.array(wanted)))
+        bounds = np.append(self.first, len(self))
+        at = np.flatnonzero(wanted)
+        if len(at) and len(at) == at[-1] - at[0] + 1:  # In one piece, which need not be copied.
+            return self.slice(int(bounds[at[0]]), int(bounds[at[-1] + 1]))
+        rows = np.repeat(wanted, np.diff(bounds))
+        return EventRows.of(self.table.filter(pa.array(rows)))
 
 
 class EventChecker:
@@ -96,8 +102,8 @@ class EventChecker:
             return bool(sites.min() >= 0 and sites.max() < len(self._sites))
         return bool(np.isin(sites, self._sites).all())
 
-    def check_complete(self, step: int) -> None:
-        """Check that all events of a closed step have come by.
+    def check_complete(self, steps: Iterable[int]) -> None:
+        """Check that all events of some closed steps have come by.
 
         Row groups are found by statistics that no checksum covers, so a flipped bit there would
         leave out events without a word.
@@ -105,9 +111,10 @@ class EventChecker:
         Raises:
             StoreError: some did not.
         """
-        count = self._expected.get(step, 0)
-        if self._found.get(step, 0) < count:
-            raise damaged(self._folder, f"step {step} should have {count} events and has fewer")
+        for step in steps:
+            count = self._expected.get(step, 0)
+            if self._found.get(step, 0) < count:
+                raise damaged(self._folder, f"step {step} should have {count} events and has fewer")
 
 
 def one_piece(column: pa.ChunkedArray) -> pa.Array:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
+from fpdiff.store.events import EventRows
 from fpdiff.store.schema import TABLES
 
 _SMALL_BYTES = 1 << 18
@@ -210,7 +211,7 @@ def _holding(file: pq.ParquetFile, steps: npt.NDArray[np.int64]) -> list[int]:
     # ends the process. The step column is a few bytes, as it hardly changes within a row group.
     found = []
     for index in range(file.num_row_groups):
-        column = file.read_row_group(index, columns=["step"], use_threads=False)["step"]
-        if np.isin(column.to_numpy(), steps).any():
+        rows = EventRows.of(file.read_row_group(index, columns=["step"], use_threads=False))
+        if np.isin(rows.steps, steps).any():
             found.append(index)
     return found

@@ -202,7 +202,7 @@ class RankRecord:
         for path, table in self._event_tables(np.array([step])):
             found = EventRows.of(table.filter(pc.equal(table["step"], step)))
             tables.append(checker.check(found, path).table)
-        checker.check_complete(step)
+        checker.check_complete([step])
         return self._shifted(pa.concat_tables(tables))
 
     def events_of(
@@ -223,8 +223,7 @@ class RankRecord:
         for path, table in self._event_tables(own, wanted):
             rows = checker.check(EventRows.of(table).only(own), path)
             yield EventRows.of(self._shifted(rows.table)) if self.shift else rows
-        for step in own.tolist():
-            checker.check_complete(step)
+        checker.check_complete(own.tolist())
 
     def event_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all events in order.
@@ -236,8 +235,7 @@ class RankRecord:
         for path, table in self._event_tables():
             rows = checker.check(EventRows.of(table), path)
             yield from self._shifted(rows.table).to_batches()
-        for step in self._numbers["step"].to_pylist():
-            checker.check_complete(step)
+        checker.check_complete(self._numbers["step"].to_pylist())
 
     def _shifted(self, table: pa.Table) -> pa.Table:
         if not self.shift:
