@@ -146,9 +146,9 @@ def check_nulls(table: pa.Table, path: Place) -> None:
     Raises:
         StoreError: there is one.
     """
-    for column in table.schema:
-        if not column.nullable and table[column.name].null_count:
-            raise damaged(path, f"column {column.name} has an empty value")
+    for place, column in enumerate(table.itercolumns()):
+        if column.null_count and not table.field(place).nullable:
+            raise damaged(path, f"column {table.field(place).name} has an empty value")
 
 
 def _first_line(error: BaseException) -> str:

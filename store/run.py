@@ -6,7 +6,7 @@ of thousands of ranks opens at once.
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
-from fpdiff.store.events import EventChecker, stretches, unique_sites, unique_steps
+from fpdiff.store.events import EventChecker, EventRows, unique_sites, unique_steps
 from fpdiff.store.journal import Journal, read_journal
-from fpdiff.store.parquet import TableFile, projected
+from fpdiff.store.parquet import Known, TableFile, no_rows
 from fpdiff.store.places import Place, names_in, place, size_of
 from fpdiff.store.schema import EVENTS, STEPS, TABLES, rank_name, segment_name
 
@@ -51,6 +51,7 @@ class RankRecord:
         shift: int = 0,
         compact: Compact | None = None,
         lists: SharedLists | None = None,
+        known: Known | None = None,
     ) -> None:
         """Remember where the rank's files are.
 
@@ -60,13 +61,14 @@ class RankRecord:
             shift: added to the steps' numbers, for a run that continues another.
             compact: the run's consolidated tables, which are preferred where they are current.
             lists: what the descriptions of the run's ranks have in common.
+            known: what was read of small files, shared with records that have some of the same.
         """
         self.root = root
         self.rank = rank
         self.shift = shift
         self._compact = compact
         self._lists = lists
-        self._folder = rank_name(rank)
+        self._known = known
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process read it anew."""
@@ -79,7 +81,7 @@ class RankRecord:
         Raises:
             StoreError: the file is damaged.
         """
-        path = self.root / "ranks" / f"{self._folder}.json"
+        path = self.root / "ranks" / f"{rank_name(self.rank)}.json"
         return read_json(path, self._lists) if path.exists() else {}
 
     @cached_property
@@ -140,13 +142,28 @@ class RankRecord:
         """Whether the rank's small tables are read from the run's consolidated ones."""
         return self._compact is not None and self._compact.is_current(self.rank)
 
-    def anew(self, *, shift: int | None = None) -> "RankRecord":
-        """Return the same record with no table read yet, its steps' numbers shifted if asked to."""
+    def anew(self, *, shift: int | None = None, known: Known | None = None) -> "RankRecord":
+        """Return the same record with no table read yet.
+
+        Args:
+            shift: added to the steps' numbers; the record's own if None.
+            known: what was read of small files, shared with records that have some of the same.
+        """
         shift = self.shift if shift is None else shift
-        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists)
+        record = RankRecord(self.root, self.rank, shift, self._compact, self._lists, known)
         if "info" in self.__dict__:
             record.__dict__["info"] = self.info
         return record
+
+    def announce_steps(self) -> None:
+        """Have the files of step rows fetched all at once, before they are read one by one.
+
+        Raises:
+            StoreError: a file is missing.
+        """
+        for segment in () if self.is_compact else self.segments:
+            if segment.files:
+                segment.files["steps"].announce()
 
     def sites(self) -> pa.Table:
         """Return the rows of SITES.
@@ -173,7 +190,10 @@ class RankRecord:
             wanted = tuple(n for n in STEPS.names if n in STEP_NUMBERS or n in columns)
         if of is not None:
             of = of - self.shift
-        return self._shifted(unique_steps(self._tables("steps", wanted, of)))
+        rows = unique_steps(self._tables("steps", wanted, of))
+        if of is None:
+            self.__dict__.setdefault("_numbers", rows.select(STEP_NUMBERS))
+        return self._shifted(rows)
 
     def events(self, step: int) -> pa.Table:
         """Return the rows of EVENTS of one step, by seq; none if there is no such step.
@@ -181,18 +201,18 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         step -= self.shift
         tables = [EVENTS.empty_table()]
         for path, table in self._event_tables(np.array([step])):
-            found = table.filter(pc.equal(table["step"], step))
-            tables.append(checker.check(found, path))
-        checker.check_complete(step)
+            found = EventRows.of(table.filter(pc.equal(table["step"], step)))
+            tables.append(checker.check(found, path).table)
+        checker.check_complete([step])
         return self._shifted(pa.concat_tables(tables))
 
     def events_of(
         self, steps: npt.NDArray[np.int64], columns: Collection[str]
-    ) -> Iterator[pa.Table]:
+    ) -> Iterator[EventRows]:
         """Yield the rows of EVENTS of some steps, in order, in parts as they lie on disk.
 
         Args:
@@ -202,15 +222,13 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         wanted = tuple(n for n in EVENTS.names if n in ("step", "seq", "site") or n in columns)
         own = steps - self.shift
         for path, table in self._event_tables(own, wanted):
-            if not np.isin(stretches(table)[0], own).all():
-                table = table.filter(pa.array(np.isin(table["step"].to_numpy(), own)))
-            yield self._shifted(checker.check(table, path))
-        for step in own.tolist():
-            checker.check_complete(step)
+            rows = checker.check(EventRows.of(table).only(own), path)
+            yield EventRows.of(self._shifted(rows.table)) if self.shift else rows
+        checker.check_complete(own.tolist())
 
     def event_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all events in order.
@@ -218,11 +236,11 @@ class RankRecord:
         Raises:
             StoreError: a file is damaged or foreign.
         """
-        checker = EventChecker(self.root / "events" / self._folder, self._sites, self._numbers)
+        checker = EventChecker(self._folders["events"], self._sites, self._numbers)
         for path, table in self._event_tables():
-            yield from self._shifted(checker.check(table, path)).to_batches()
-        for step in self._numbers["step"].to_pylist():
-            checker.check_complete(step)
+            rows = checker.check(EventRows.of(table), path)
+            yield from self._shifted(rows.table).to_batches()
+        checker.check_complete(self._numbers["step"].to_pylist())
 
     def _shifted(self, table: pa.Table) -> pa.Table:
         if not self.shift:
@@ -236,30 +254,45 @@ class RankRecord:
         columns: tuple[str, ...] | None = None,
     ) -> Iterator[tuple[Place, pa.Table]]:
         journals = iter(self.journals)
+        holding = range(len(self.segments)) if steps is None else self._may_hold(steps)
+        whole = [i for i in holding if steps is None or np.isin(self._closed[i], steps).all()]
         for index, segment in enumerate(self.segments):
             if segment.journal:
                 journal = next(journals)
                 yield segment.journal, _select(journal.table("events"), columns)
-            elif steps is None or self._may_hold(index, steps):
+            elif index in holding:
+                following = next((self.segments[i] for i in whole if i > index), None)
+                if following is not None and following.files:
+                    following.files["events"].announce()
                 file = segment.files["events"]
-                is_whole = steps is not None and np.isin(self._closed[index], steps).all()
-                for group in file.groups(None if is_whole else steps, columns):
+                for group in file.groups(None if index in whole else steps, columns):
                     yield file.path, group
 
-    def _may_hold(self, index: int, steps: npt.NDArray[np.int64]) -> bool:
-        """Return whether a segment may hold events of some steps.
+    def _may_hold(self, steps: npt.NDArray[np.int64]) -> Sequence[int]:
+        """Return the segments that may hold events of some steps.
 
         Segments end between steps, so a step is closed where its events are; those of a step that
         was never closed may be anywhere.
         """
-        if np.isin(self._closed[index], steps).any():
-            return True
-        is_last = index == len(self.segments) - 1
-        return is_last or not np.isin(steps, np.concatenate(self._closed)).all()
+        if not len(self._closed) or not np.isin(steps, np.concatenate(self._closed)).all():
+            return range(len(self.segments))
+        return sorted({*self._closing(steps), len(self.segments) - 1})
+
+    def _closing(self, steps: npt.NDArray[np.int64]) -> set[int]:
+        """Return the segments that close any of some steps."""
+        if not self._closed:
+            return set()
+        segment = np.repeat(np.arange(len(self._closed)), [len(own) for own in self._closed])
+        return set(segment[np.isin(np.concatenate(self._closed), steps)].tolist())
+
+    @cached_property
+    def _folders(self) -> dict[str, Place]:
+        folder = rank_name(self.rank)
+        return {name: self.root / f"{name}/{folder}" for name in ("journal", *TABLES)}
 
     @cached_property
     def _sites(self) -> pa.Table:
-        return unique_sites(self._tables("sites"), self.root / "sites" / self._folder)
+        return unique_sites(self._tables("sites"), self._folders["sites"])
 
     @cached_property
     def _numbers(self) -> pa.Table:
@@ -279,7 +312,7 @@ class RankRecord:
         parts = self._parts(name, columns, of)
         if name == "steps" and of is None:
             self.__dict__["_closed"] = [table["step"].to_numpy() for table in parts]
-        return pa.concat_tables([projected(name, columns).empty_table(), *parts])
+        return pa.concat_tables([no_rows(name, columns), *parts])
 
     def _parts(
         self,
@@ -291,33 +324,31 @@ class RankRecord:
         if self._compact is not None and self.is_compact:
             return self._compact.read(self.rank, name, columns)
         journals = iter(self.journals)
+        closing = None if of is None else self._closing(of)
         return [
             segment.files[name].read(columns)
             if segment.files
             else _select(next(journals).table(name), columns)
             for index, segment in enumerate(self.segments)
-            if of is None or not segment.files or np.isin(self._closed[index], of).any()
+            if closing is None or not segment.files or index in closing
         ]
 
     def _segment_numbers(self, folder: str) -> set[int]:
-        path = self.root / folder / self._folder
+        path = self._folders[folder]
         with naming(path):
             names = names_in(path)
         return {int(match[1]) for match in map(_SEGMENT.fullmatch, names) if match}
 
     def _segment(self, number: int, journals: set[int], tables: dict[str, set[int]]) -> Segment:
-        paths = {
-            name: self.root / name / self._folder / f"{segment_name(number)}.parquet"
-            for name in TABLES
-        }
         # The events file is written last: it commits the segment.
         if number not in tables["events"] and number in journals:
-            journal = self.root / "journal" / self._folder / f"{segment_name(number)}.arrows"
-            return Segment({}, journal)
-        for name, path in paths.items():
+            return Segment({}, self._folders["journal"] / f"{segment_name(number)}.arrows")
+        text = f"{segment_name(number)}.parquet"
+        files = {name: TableFile(self._folders[name], text, name, self._known) for name in TABLES}
+        for name, file in files.items():
             if number not in tables[name]:
-                raise StoreError(f"{path} is missing: copy the whole run folder again")
-        return Segment({name: TableFile(path, name) for name, path in paths.items()}, None)
+                raise StoreError(f"{file.path} is missing: copy the whole run folder again")
+        return Segment(files, None)
 
 
 class Run:

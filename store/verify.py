@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from fpdiff.store.checks import damaged
 from fpdiff.store.errors import StoreError
+from fpdiff.store.events import one_piece
 from fpdiff.store.parquet import TableFile
 from fpdiff.store.places import local
 from fpdiff.store.schema import TABLES
@@ -73,7 +74,7 @@ def fits(column: pa.ChunkedArray, low: str | None, high: str | None, nulls: int 
         return False
     if low is None and high is None:
         return True
-    values, parse = _comparable(column.combine_chunks())
+    values, parse = _comparable(one_piece(column))
     if not len(values):
         return True
     limits = pc.min_max(values)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import replacing, write_json
-from fpdiff.store.schema import EVENTS, SITES, STEPS, rank_name, segment_name
+from fpdiff.store.schema import EVENTS, SITES, STEPS, TABLES, rank_name, segment_name
 
 ROW_GROUP_EVENTS = 1 << 18
 """A row group ends at the first step boundary after so many events."""
@@ -209,7 +209,8 @@ def write_segment(
     """
     name = f"{segment_name(index)}.parquet"
     for table_name, table in (("sites", sites), ("steps", steps)):
-        with parquet_writer(root / table_name / rank_name(rank) / name, table.schema) as writer:
+        path = root / table_name / rank_name(rank) / name
+        with parquet_writer(path, TABLES[table_name]) as writer:
             writer.write_table(table)
     with parquet_writer(root / "events" / rank_name(rank) / name, EVENTS) as writer:
         for group in _row_groups(batches):
@@ -225,18 +226,23 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     repetitive = [f.name for f in schema if pa.types.is_string(f.type)]
     if schema is EVENTS:
         repetitive += ["inputs.list.element", "kernels.list.element"]
+    # Of step rows a comparison reads a file for every hundred, so what a file costs by itself
+    # counts: zstd's start, and a copy of the schema in Arrow's own form, a third of the file.
+    is_small = schema in (STEPS, SITES)
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         replacing(path) as temporary,
         pq.ParquetWriter(
             temporary,
             schema,
-            compression="zstd",
+            compression="lz4" if is_small else "zstd",
             use_dictionary=repetitive,
             column_encoding=integers,
             write_page_checksum=True,
+            store_schema=False,
         ) as writer,
     ):
+        writer.add_key_value_metadata(schema.metadata)
         yield writer
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fpdiff.fingerprint.bisect.lens import Lens
+from fpdiff.store.events import one_piece
 from fpdiff.store.run import RankRecord
 
 Ints = npt.NDArray[np.int64]
@@ -122,7 +123,7 @@ class Arm:
         self.microbatch = ints(table["microbatch"])
         self.key = self.sites.key[site]
         self.description = self.sites.description[site]
-        self.digest = digest_words(table)
+        self.digest = digest_words(one_piece(table["digest"]))
 
     @property
     def is_the_start(self) -> bool:
@@ -223,7 +224,7 @@ class Arm:
     @cached_property
     def _inputs(self) -> tuple[Ints, Ints]:
         """Return (event, seq of what it read) for each input of each event."""
-        inputs = self.table["inputs"].combine_chunks()
+        inputs = one_piece(self.table["inputs"])
         counts = np.diff(np.asarray(inputs.offsets)) if len(inputs) else np.zeros(0, np.int64)
         event = np.repeat(np.arange(len(self), dtype=np.int64), counts)
         return event, self.seq[event] - np.asarray(inputs.flatten(), np.int64)
@@ -259,10 +260,9 @@ def ints(column: pa.ChunkedArray) -> Ints:
     return result
 
 
-def digest_words(table: pa.Table) -> npt.NDArray[np.uint64]:
-    """Return the digests of events as (events, 2) words, which compare faster than bytes."""
-    column = table["digest"].combine_chunks()
-    storage = column.storage if hasattr(column, "storage") else column
+def digest_words(digests: pa.Array) -> npt.NDArray[np.uint64]:
+    """Return digests as (digests, 2) words, which compare faster than bytes."""
+    storage = digests.storage if hasattr(digests, "storage") else digests
     words = np.frombuffer(storage.buffers()[1], np.uint64) if len(storage) else np.zeros(0, "u8")
     start = 2 * storage.offset
     return words[start : start + 2 * len(storage)].reshape(-1, 2)

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Sites, digest_words
 from fpdiff.fingerprint.bisect.origins import beyond_the_end
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import Counted
-from fpdiff.store.events import stretches
+from fpdiff.store.events import EventRows, one_piece
 
 _COLUMNS = ("microbatch", "digest")
 
@@ -47,25 +46,25 @@ def _by_position(tier: RankTier, steps: Ints) -> tuple[Ints, Ints, Flags]:
         return events, differing, is_exact
     places = None if tier.numbers_sites_alike else [_Places(sites) for sites in tier.sites]
     for a, b in _side_by_side(*tier.events_of(steps, _COLUMNS)):
-        (step_a, first), (step_b, first_b) = stretches(a), stretches(b)
-        site_a, site_b = (table["site"].to_numpy() for table in (a, b))
-        is_same = np.array_equal(step_a, step_b) and np.array_equal(first, first_b)
-        is_same = is_same and _equal_column(a, b, "microbatch")
+        site_a, site_b = (rows.table["site"].to_numpy() for rows in (a, b))
+        is_same = np.array_equal(a.steps, b.steps) and np.array_equal(a.first, b.first)
+        is_same = is_same and a.table["microbatch"].equals(b.table["microbatch"])
         if places is not None and is_same:
             (site_a, what_a), (site_b, what_b) = (
                 place.of(site) for place, site in zip(places, (site_a, site_b), strict=True)
             )
         if not is_same or not np.array_equal(site_a, site_b):
-            wrong = np.concatenate([step_a, step_b])
+            wrong = np.concatenate([a.steps, b.steps])
             is_exact[np.searchsorted(steps, wrong)] = False
             continue
-        words_a, words_b = digest_words(a), digest_words(b)
-        differs = (words_a[:, 0] != words_b[:, 0]) | (words_a[:, 1] != words_b[:, 1])
+        words_a, words_b = (digest_words(one_piece(r.table["digest"])) for r in (a, b))
+        # The halves of a digest that differ are two flags, which are one number of two bytes.
+        differs = (words_a != words_b).view(np.uint16)[:, 0] != 0
         if places is not None:
             differs |= what_a != what_b
-        at = np.searchsorted(steps, step_a)
-        np.add.at(events, at, np.diff(first, append=len(differs)))
-        np.add.at(differing, at, np.add.reduceat(differs, first, dtype=np.int64))
+        at = np.searchsorted(steps, a.steps)
+        np.add.at(events, at, np.diff(a.first, append=len(a)))
+        np.add.at(differing, at, np.add.reduceat(differs, a.first, dtype=np.int64))
     return events, differing, is_exact
 
 
@@ -82,23 +81,19 @@ class _Places:
         return self._key[site], self._description[site]
 
 
-def _equal_column(a: pa.Table, b: pa.Table, name: str) -> bool:
-    return bool(np.array_equal(a[name].to_numpy(), b[name].to_numpy()))
-
-
 def _side_by_side(
-    a: Iterator[pa.Table], b: Iterator[pa.Table]
-) -> Iterator[tuple[pa.Table, pa.Table]]:
+    a: Iterator[EventRows], b: Iterator[EventRows]
+) -> Iterator[tuple[EventRows, EventRows]]:
     """Yield as many rows of both at a time; at the end, what one has beyond the other."""
-    here, there = (next(tables, None) for tables in (a, b))
+    here, there = (next(parts, None) for parts in (a, b))
     while here is not None and there is not None:
-        rows = min(here.num_rows, there.num_rows)
+        rows = min(len(here), len(there))
         if rows:
             yield here.slice(0, rows), there.slice(0, rows)
-        here = next(a, None) if here.num_rows == rows else here.slice(rows)
-        there = next(b, None) if there.num_rows == rows else there.slice(rows)
-    for left, tables in ((here, a), (there, b)):
+        here = next(a, None) if len(here) == rows else here.slice(rows)
+        there = next(b, None) if len(there) == rows else there.slice(rows)
+    for left, parts in ((here, a), (there, b)):
         while left is not None:
-            if left.num_rows:
+            if len(left):
                 yield left, left.slice(0, 0)
-            left = next(tables, None)
+            left = next(parts, None)

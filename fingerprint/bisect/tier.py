@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.fingerprint.bisect.align import Aligned, align
-from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites, digest_words
 from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifferences
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
+from fpdiff.store.events import EventRows, one_piece
+from fpdiff.store.parquet import Known
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import DIGEST_BYTES, PHASES
 
@@ -46,18 +48,16 @@ class _StepRows:
         self.step: Ints = self.table["step"].to_numpy()
         self.events: Ints = self.table["events"].to_numpy()
 
-    def digests(self, name: str, steps: Ints) -> tuple[npt.NDArray[np.uint64], Flags]:
-        """Return a column at some steps, as (steps, 2) words, and where it is not null."""
-        at = np.searchsorted(self.step, steps)
-        column = self.table[name].combine_chunks().storage.take(pa.array(at))
-        valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
-        filled = pc.fill_null(column, pa.scalar(bytes(DIGEST_BYTES), column.type))
-        words = np.frombuffer(filled.buffers()[1], np.uint64, count=2 * len(at))
-        return words.reshape(-1, 2), valid
+    def digests(self, name: str, steps: Ints) -> pa.Array:
+        """Return a column of digests at some steps, which it has."""
+        column = one_piece(self.table[name]).storage
+        if len(steps) == len(self.step):
+            return column
+        return column.take(pa.array(np.searchsorted(self.step, steps)))
 
     def batches(self) -> dict[int, bytes]:
         """Return the digest of each step's batch, for steps that have one."""
-        column = self.table["content_batch"].combine_chunks().storage.to_pylist()
+        column = one_piece(self.table["content_batch"]).storage.to_pylist()
         pairs = zip(self.step.tolist(), column, strict=True)
         return {step: digest for step, digest in pairs if digest is not None}
 
@@ -65,8 +65,8 @@ class _StepRows:
 class _Source:
     """One run's record of a rank; reads lazily, and anew after it was let go."""
 
-    def __init__(self, record: RankRecord) -> None:
-        self.record = record.anew()
+    def __init__(self, record: RankRecord, known: Known) -> None:
+        self.record = record.anew(known=known)
 
     @cached_property
     def rows(self) -> _StepRows:
@@ -128,6 +128,8 @@ class RankTier:
         self.is_held = False
         self.idle: dict[int, int] = {}
         self.likeness: Likeness | None = None
+        for source in self._sources:
+            source.record.announce_steps()
         own, other = (source.rows.step for source in self._sources)
         self.all_steps = own, other
         both, in_a, _ = np.intersect1d(own, other, assume_unique=True, return_indices=True)
@@ -207,7 +209,7 @@ class RankTier:
 
     def events_of(
         self, steps: Ints, columns: Collection[str]
-    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+    ) -> tuple[Iterator[EventRows], Iterator[EventRows]]:
         """Return for A and B what yields columns of the events of some steps."""
         a, b = (source.record.events_of(steps, columns) for source in self._sources)
         return a, b
@@ -255,7 +257,9 @@ class RankTier:
 
     @cached_property
     def _sources(self) -> tuple[_Source, _Source]:
-        a, b = map(_Source, self._records)
+        # Where nothing differs, the files of two runs are often the same: they are decoded once.
+        known: Known = {}
+        a, b = (_Source(record, known) for record in self._records)
         return a, b
 
     @cached_property
@@ -290,7 +294,7 @@ class RankTier:
         wanted = [name for group in names.values() for name in group]
         rows = [source.groups(wanted, steps) for source in self._sources if len(steps)]
         differs = {group: _differs(rows, columns, steps) for group, columns in names.items()}
-        evaluated = [found.digests("content_eval", steps)[1] for found in rows]
+        evaluated = [_words(found.digests("content_eval", steps))[1] for found in rows]
         has_a, has_b = evaluated or [np.zeros(0, bool)] * 2
         only_evaluation = _only("eval", differs)
         if len(steps) and _only("optimizer", differs)[0]:
@@ -316,7 +320,8 @@ class RankTier:
         digests = [found.digests(name, at) for found in totals for name in columns]
         digests += [found.digests("content_optimizer", at) for found in rows]
         counts = tuple(source.num_events_of(step) for source in self._sources)
-        return step, counts, b"".join(bytes(valid) + words.tobytes() for words, valid in digests)
+        parts = map(_words, digests)
+        return step, counts, b"".join(bytes(valid) + words.tobytes() for words, valid in parts)
 
     def _cut_short(self) -> list[str]:
         # Of other rungs, more events are no longer record.
@@ -364,9 +369,19 @@ def _differs(rows: list[_StepRows], names: list[str], steps: Ints) -> Flags:
     result: Flags = np.zeros(len(steps), bool)
     if len(steps):
         for name in names:
-            (words_a, valid_a), (words_b, valid_b) = (r.digests(name, steps) for r in rows)
-            result |= (words_a != words_b).any(axis=1) | (valid_a != valid_b)
+            a, b = (found.digests(name, steps) for found in rows)
+            if not a.equals(b):
+                (words_a, valid_a), (words_b, valid_b) = map(_words, (a, b))
+                result |= (words_a != words_b).any(axis=1) | (valid_a != valid_b)
     return result
+
+
+def _words(column: pa.Array) -> tuple[npt.NDArray[np.uint64], Flags]:
+    """Return digests as (digests, 2) words, and where there are any."""
+    valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
+    if not valid.all():
+        column = pc.fill_null(column, pa.scalar(bytes(DIGEST_BYTES), column.type))
+    return digest_words(column), valid
 
 
 def _event_difference(aligned: Aligned) -> StepDifference:
@@ -394,5 +409,5 @@ def _generator_states(record: RankRecord, step: int) -> dict[str, Any]:
     found = sites.filter(wanted)
     names = dict(zip(found["site"].to_pylist(), found["slot"].to_pylist(), strict=True))
     table = record.events(step).select(["site", "digest"])
-    table = table.filter(pc.is_in(table["site"], found["site"].combine_chunks()))
+    table = table.filter(pc.is_in(table["site"], one_piece(found["site"])))
     return {names[e["site"]]: e["digest"] for e in table.to_pylist()}

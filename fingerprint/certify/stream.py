@@ -10,6 +10,7 @@ import pyarrow as pa
 from fpdiff.fingerprint.bisect.arm import Ints, digest_words, ints
 from fpdiff.fingerprint.certify.sites import Numbering
 from fpdiff.store.errors import StoreError
+from fpdiff.store.events import one_piece
 from fpdiff.store.run import RankRecord
 from fpdiff.store.schema import EVENTS
 
@@ -77,7 +78,7 @@ def to_arrays(table: pa.Table, numbering: Numbering) -> StepEvents:
         ints(table["seq"]),
         ints(table["microbatch"]),
         numbering(ints(table["site"])),
-        digest_words(table),
+        digest_words(one_piece(table["digest"])),
     )
 
 

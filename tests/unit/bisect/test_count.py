@@ -3,8 +3,10 @@
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from synthetic_runs import Edit, Ev, Job, at, ev, insert, remove, twist, verdict_of
+from synthetic import digest
+from synthetic_runs import Edit, Ev, Job, amend, at, ev, insert, remove, twist, verdict_of
 
 from fpdiff.fingerprint.bisect.verdict import Counted
 from fpdiff.store.run import Run
@@ -85,3 +87,40 @@ def test_runs_cut_into_other_segments_are_counted_alike(
     assert found is not None
     assert (found.steps, found.events) == (steps - 2, events - 2 * events // steps)
     assert found.differing == differing
+
+
+@pytest.mark.parametrize(
+    ("groups", "step", "rank", "bit"),
+    [("", 0, 1, 0), ("a", 4, 0, 63), ("b", 5, 1, 64), ("ab", 8, 0, 127), ("ab", 3, 1, 1)],
+)
+def test_one_bit_in_any_row_group_is_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    step: int,
+    rank: int,
+    bit: int,
+) -> None:
+    """Each run has a row group for each of its steps, or one for all of a segment's."""
+    monkeypatch.setattr("fpdiff.store.writer.SegmentLimits", partial(SegmentLimits, steps=5))
+    number = int.from_bytes(digest("unmoved", [], None), "big") ^ 1 << bit
+    edit = at(step, rank, amend("python", value=number.to_bytes(16, "big")))  # Nothing reads it.
+    for name, change in (("a", None), ("b", edit)):
+        rows = 1 if name in groups else 1 << 18
+        monkeypatch.setattr("fpdiff.store.writer.ROW_GROUP_EVENTS", rows)
+        Job(ranks=[0, 1], steps=range(9), parquet=True, edit=change).arm(tmp_path / name)
+    num_groups = {
+        name: pq.read_metadata(
+            tmp_path / name / "events/rank=00000/seg-00000.parquet"
+        ).num_row_groups
+        for name in "ab"
+    }
+    assert num_groups == {name: 5 if name in groups else 1 for name in "ab"}
+    found = verdict_of(tmp_path / "a", tmp_path / "b", count=True).counted
+    events, _, steps = differing_events(tmp_path)
+    assert found == Counted(steps=1, events=events // steps, differing=1)
+
+
+def test_another_microbatch_is_another_place(tmp_path: Path) -> None:
+    found = counted(tmp_path, at(2, 0, amend("python", microbatch=1)))
+    assert found.differing == 2
