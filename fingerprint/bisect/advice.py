@@ -41,6 +41,13 @@ _AT_LAYER = {
 }
 """For what is computed outside of modules, which the rung layer does not record."""
 
+_REDUCED_OR_CHANGED = (
+    "look at what changes gradients on all ranks after the backward pass (clipping, unscaling, a"
+    " hook), which the rung op records, then at the reduction: its groups, the order of its"
+    " buckets, the algorithm, a communication hook"
+)
+"""For a gradient that is another one on several ranks where their optimizers got it."""
+
 _EVALUATED = (
     "only one run ran the model without gradients here, and what that left was read later: a"
     " batch norm's averages in training mode, a cache"
@@ -114,6 +121,8 @@ def hint(
                 " copy, its update or its checkpoint"
             )
         return _STATE_HINTS.get(component)
+    if class_ == "collective" and rung == "layer":
+        return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
         return _AT_LAYER[kind]
     if class_ == "structure" and phase == "eval":

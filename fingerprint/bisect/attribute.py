@@ -159,6 +159,7 @@ class Attribution:
                 rung=self._rung,
                 environment=[d for d in self._environment if found.rank in d.ranks],
                 group=self._groups.of(found.rank),
+                is_alone=self._is_alone(found),
                 rehashed=self._rehashed,
             )
             origins += [describer.origin(c) for c in self._candidates[found.rank][:share]]
@@ -244,6 +245,18 @@ class Attribution:
                     senders += [rank] if later is not None and later.backward else []
             self._senders[step, group] = senders
         return self._senders[step, group]
+
+    def _is_alone(self, found: RankFindings) -> bool:
+        """Return whether no other rank of a rank's group got another gradient in its step.
+
+        A reduction gives all ranks the same: what one alone got has changed after it.
+        """
+        peers = (self._found.get(rank) for rank in self._groups.of(found.rank) - {found.rank})
+        return not any(
+            peer.step < found.step or (peer.step == found.step and peer.received)
+            for peer in peers
+            if peer is not None
+        )
 
     def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
         senders = sorted({rank for source in sources for rank in source.senders})

@@ -81,6 +81,26 @@ def test_equal_gradients_and_another_sum_are_a_collective(tmp_path: Path) -> Non
     assert verdict.receivers == []
 
 
+def test_a_gradient_that_one_rank_alone_got_otherwise_changed_after_the_reduction(
+    tmp_path: Path,
+) -> None:
+    verdict = diverged(tmp_path, at(1, 1, twist("reduced l0")), ranks=[0, 1, 2])
+    [origin] = verdict.origins
+    assert (origin.rank, origin.class_) == (1, "computation")
+    assert "all others got an equal one" in origin.summary
+    assert "clipping" in str(origin.hint) and "deterministic" not in str(origin.hint)
+
+
+def test_a_reduction_of_which_some_ranks_got_something_else_is_a_collective(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1 and rank in (0, 2):
+            twist("reduced l0")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1, 2])
+    assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (2, "collective")]
+    assert "clipping" in str(verdict.origins[0].hint)
+
+
 def test_what_came_from_a_rank_that_was_not_compared_is_no_origin(tmp_path: Path) -> None:
     def edit(step: int, rank: int, events: list[Ev]) -> None:
         if step == 1 and rank == 1:
