@@ -89,6 +89,7 @@ class Attribution:
         self._tiers = tiers
         self._given: dict[tuple[int, int], frozenset[Meeting]] = {}
         self._reductions: dict[int, _Source | None] = {}
+        self._in_step: dict[int, frozenset[int]] = {}
         self._senders: dict[tuple[int, frozenset[int]], list[int]] = {}
         self._found = {f.rank: f for f in found}
         self._groups = groups
@@ -197,18 +198,28 @@ class Attribution:
             if found.rank not in self._reductions:
                 group = self._groups.of(found.rank)
                 senders = [r for r in self._reducing(found.step, group) if r != found.rank]
-                self._reductions[found.rank] = self._of(senders, group - {found.rank}, None)
+                self._reductions[found.rank] = self._of(
+                    found.step, senders, group - {found.rank}, None
+                )
             return self._reductions[found.rank]
         else:
             return None
-        return self._of(senders, group, candidate.meeting)
+        return self._of(found.step, senders, group, candidate.meeting)
 
     def _of(
-        self, senders: list[int], group: frozenset[int], meeting: Meeting | None
+        self, step: int, senders: list[int], group: frozenset[int], meeting: Meeting | None
     ) -> "_Source | None":
         # Without senders, the collective is to blame only if all that took part were compared.
-        missing = [] if senders else sorted(group - self._ranks)
+        missing = [] if senders else sorted(group - self._ranks_in(step))
         return _Source(sorted(senders), missing, meeting) if senders or missing else None
+
+    def _ranks_in(self, step: int) -> frozenset[int]:
+        """Return the ranks of which a step was compared: one may have ended before it."""
+        if step not in self._in_step:
+            self._in_step[step] = frozenset(
+                rank for rank in self._ranks if step in self._tiers[rank].steps
+            )
+        return self._in_step[step]
 
     def _gave(self, rank: int, step: int, meeting: Meeting) -> bool:
         """Return whether a rank gave something that differs to a collective."""
@@ -218,7 +229,8 @@ class Attribution:
             return bool(meeting.among(self._given_idly(rank, step)))
         if peer.step < step:  # What it gave since may differ too: its events are not at hand.
             later = peer.tier.differences.get(step)
-            return later is not None and later.any
+            # It may do in another step what the others do in this one: it has skipped one, say.
+            return rank not in self._ranks_in(step) or (later is not None and later.any)
         return bool(meeting.among(peer.given))
 
     def _given_idly(self, rank: int, step: int) -> frozenset[Meeting]:
@@ -242,7 +254,8 @@ class Attribution:
                 peer = self._found[rank]
                 if peer.step < step:
                     later = peer.tier.differences.get(step)
-                    senders += [rank] if later is not None and later.backward else []
+                    differs = later is not None and later.backward
+                    senders += [rank] if differs or rank not in self._ranks_in(step) else []
             self._senders[step, group] = senders
         return self._senders[step, group]
 

@@ -1,5 +1,6 @@
 """Who began it and who only received it, on several ranks."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,24 @@ def test_a_reduction_of_which_some_ranks_got_something_else_is_a_collective(tmp_
     verdict = diverged(tmp_path, edit, ranks=[0, 1, 2])
     assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (2, "collective")]
     assert "clipping" in str(verdict.origins[0].hint)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_came_from_a_rank_that_had_ended_is_no_origin(tmp_path: Path, own: bool) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if own and (step, rank) == (2, 1):
+            twist("norm.mean")(events)
+        if (step, rank) == (3, 0):
+            twist("reduced l0")(events)
+
+    a = Job(ranks=[0, 1]).arm(tmp_path / "a")
+    b = Job(ranks=[0, 1], edit=edit).arm(tmp_path / "b")
+    ended = Job(ranks=[0, 1], steps=range(3), edit=edit).arm(tmp_path / "ended")
+    shutil.rmtree(b / "journal" / "rank=00001")
+    shutil.copytree(ended / "journal" / "rank=00001", b / "journal" / "rank=00001")
+    verdict = verdict_of(a, b)
+    assert {o.rank for o in verdict.origins} == ({1} if own else set())
+    assert [(r.rank, r.from_) for r in verdict.receivers] == [(0, [1] if own else [])]
 
 
 def test_what_came_from_a_rank_that_was_not_compared_is_no_origin(tmp_path: Path) -> None:
