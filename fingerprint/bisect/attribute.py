@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from fpdiff.fingerprint.bisect.describe import Describer
@@ -202,6 +203,11 @@ class Attribution:
                     found.step, senders, group - {found.rank}, None
                 )
             return self._reductions[found.rank]
+        elif candidate.microbatches is not None:
+            # Its gradients were not finite, say, and a step was skipped for that.
+            group = self._groups.of(found.rank)
+            senders = self._sending_before(found, candidate, group - {found.rank})
+            return _Source(senders, [], None) if senders else None
         else:
             return None
         return self._of(found.step, senders, group, candidate.meeting)
@@ -270,6 +276,19 @@ class Attribution:
             for peer in peers
             if peer is not None
         )
+
+    def _sending_before(
+        self, found: RankFindings, candidate: Candidate, group: frozenset[int]
+    ) -> list[int]:
+        """Return the ranks of a group that sent what began earlier in the step than a candidate."""
+
+        def began(peer: RankFindings) -> bool:
+            # What may follow from the number of microbatches comes after them in the list.
+            own = takewhile(lambda c: c.microbatches is None, peer.candidates)
+            return any(not c.meeting and not c.reduced and c.begin < candidate.begin for c in own)
+
+        peers = (self._found[rank] for rank in self._reducing(found.step, group))
+        return [peer.rank for peer in peers if peer.step < found.step or began(peer)]
 
     def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
         senders = sorted({rank for source in sources for rank in source.senders})

@@ -239,7 +239,9 @@ def _microbatches_first(
 ) -> list[Candidate]:
     """Tell microbatches that only one run has as one finding, before what may follow from it.
 
-    A loss, say, is divided by their number. What prepared their batches is part of it.
+    A loss, say, is divided by their number. What prepared their batches is part of it. What differs
+    before them otherwise may be why there are more: a gradient that is not finite, and a step
+    that was skipped for it.
     """
     a, b = aligned.a, aligned.b
     if a.is_cut or b.is_cut or not len(a) or not len(b):
@@ -254,11 +256,13 @@ def _microbatches_first(
     batch = int(np.flatnonzero(own)[0])
     part = more & (aligned.microbatches >= min(numbers))
     for row in np.flatnonzero(own).tolist():
-        part |= more & ancestors(aligned, mismatched, row)
-    of_those = [c for c in candidates if part[c.row]]
+        # A number that was taken out of any tensor may have gone into them: no module is part.
+        part |= more & ancestors(aligned, mismatched, row) & aligned.having(is_outside)
+    candidates = [c for c in candidates if not part[c.row]]
     count = int(part.sum())
     first = Candidate(batch, count, False, False, None, _begin(aligned, batch), None, numbers)
-    return [first, *(c for c in candidates if c not in of_those)]
+    before = [c for c in candidates if c.begin < first.begin and not _is_scale(aligned.site(c.row))]
+    return [*before, first, *(c for c in candidates if c not in before)]
 
 
 def _moves(moved: Ints) -> tuple[Ints, Ints]:
@@ -277,6 +281,11 @@ def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     sites = [aligned.site(row) for row in np.flatnonzero(rows).tolist()]
     # Thousands of ranks have the same names: each is kept once.
     return frozenset((intern(site["module"]), intern(site["slot"])) for site in sites)
+
+
+def _is_scale(site: Site) -> bool:
+    """Return whether a site is of what may be divided by the number of microbatches."""
+    return bool(site["kind"] in ("loss", "arguments"))
 
 
 def _is_forward(site: Site) -> bool:

@@ -4,7 +4,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Ev, Job, at, diverged, find, rewrite_json, twist, verdict_of
+from synthetic_runs import (
+    Ev,
+    Job,
+    at,
+    diverged,
+    find,
+    rewrite_json,
+    training_step,
+    twist,
+    verdict_of,
+)
 
 from fpdiff.fingerprint.bisect import attribute, compare
 
@@ -205,3 +215,27 @@ def test_nonsense_in_json_files_is_not_believed(tmp_path: Path) -> None:
         rewrite_json(a / "ranks" / "rank=00001.json", environment=5, blind_spots=6)
         b = Job(ranks=[0, 1], edit=at(1, 0, twist("batch"))).arm(tmp_path / f"b{groups}"[:90])
         assert verdict_of(a, b).verdict == "diverged"
+
+
+@pytest.mark.parametrize("why", ["l0.out", "loss", None])
+def test_more_microbatches_on_all_ranks_may_follow_from_what_one_sent(
+    tmp_path: Path, why: str | None
+) -> None:
+    """A step was skipped where a gradient was not finite; or the program makes more of them."""
+
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            events[:] = training_step(step, rank, layers=2, microbatches=2)
+            if why == "loss" or (why and rank == 1):
+                twist(why)(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1])
+    found = [(o.rank, o.microbatch, o.class_) for o in verdict.origins]
+    more = "structure"
+    if why == "l0.out":
+        assert found == [(1, 0, "computation"), (1, 1, more)]
+        assert [(r.rank, r.from_) for r in verdict.receivers] == [(0, [1])]
+    else:
+        scaled = [(0, 0, "computation"), (1, 0, "computation")] if why else []
+        assert sorted(found) == sorted([(0, 1, more), (1, 1, more), *scaled])
+        assert found[0] == (0, 1, more)
