@@ -31,11 +31,17 @@ _HINTS = {
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
     " the module uses a nondeterministic kernel; if not, compare its settings and its code",
 }
+_OPTIONS = (
+    "compare the optimizer's options as its step had them: what was set after the forward (a"
+    " learning rate) is recorded at the rung op alone"
+)
 _AT_LAYER = {
     "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
     " the rung op records that",
     "local_gradient": "compare what .grad held before this pass (zero_grad); if that is equal, run"
     " with torch.use_deterministic_algorithms(True)",
+    "parameter": _OPTIONS,
+    "master": _OPTIONS,
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
     " unscaling, a hook; the rung op records that",
 }

@@ -187,6 +187,16 @@ class Attribution:
                 sending[f.step].append(f.rank)
         return sending
 
+    @cached_property
+    def _buffers(self) -> dict[Place, dict[int, int]]:
+        """Return, by buffer, the ranks on which it differs first, and in which step."""
+        buffers: dict[Place, dict[int, int]] = defaultdict(dict)
+        for f in self._found.values():
+            for candidate in f.candidates:
+                if candidate.buffer is not None:
+                    buffers[candidate.buffer][f.rank] = f.step
+        return buffers
+
     def _sources_of(self, found: RankFindings) -> "list[_Source | None]":
         return [self._source(found, candidate) for candidate in found.candidates]
 
@@ -203,6 +213,12 @@ class Attribution:
                     found.step, senders, group - {found.rank}, None
                 )
             return self._reductions[found.rank]
+        elif candidate.buffer is not None:
+            # DistributedDataParallel broadcasts them in C++, which the rung layer does not see.
+            group = self._groups.of(found.rank)
+            steps = self._buffers[candidate.buffer].items()
+            senders = [rank for rank, step in steps if step < found.step and rank in group]
+            return _Source(sorted(senders), [], None, candidate.buffer) if senders else None
         elif candidate.microbatches is not None:
             # Its gradients were not finite, say, and a step was skipped for that.
             group = self._groups.of(found.rank)
@@ -297,6 +313,8 @@ class Attribution:
         if meeting is not None:
             number = "" if meeting.number is None else f", call {meeting.number}"
             via = f"{base_name(meeting.op)} in the {meeting.phase} (ranks {meeting.group}{number})"
+        elif (buffer := sources[0].buffer) is not None:
+            via = f"the broadcast of buffer {'.'.join(filter(None, buffer))}"
         else:
             via = self._reduction(found, senders)
         if not senders:
@@ -319,3 +337,4 @@ class _Source:
     senders: list[int]
     missing: list[int]
     meeting: Meeting | None
+    buffer: Place | None = None

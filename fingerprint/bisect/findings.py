@@ -42,6 +42,7 @@ class Candidate:
         cause: for a batch, the row of the first op that differs among those that prepared it.
         microbatches: how many the step has in A and in B, if this stands for those that only one
             of them has.
+        buffer: of which buffer it is, if it is one at the start of the step.
     """
 
     row: int
@@ -52,6 +53,7 @@ class Candidate:
     begin: tuple[int, ...]
     cause: int | None = None
     microbatches: tuple[int, int] | None = None
+    buffer: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
             bool(reduced[row]) and not moved,
             meeting_of(aligned, row) if received[row] and not moved else None,
             _begin(aligned, row),
+            buffer=_buffer(aligned.site(row)),
         )
         for rows, counts, moved in parts
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
@@ -275,6 +278,11 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
     return int(order > 0), int(aligned.microbatches[row]), order
+
+
+def _buffer(site: Site) -> Place | None:
+    is_buffer = site["kind"] == "buffer" and site["phase"] == "init"
+    return (site["module"], site["slot"]) if is_buffer else None
 
 
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:

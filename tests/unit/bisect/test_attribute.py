@@ -85,6 +85,24 @@ def test_a_sender_may_have_begun_to_differ_earlier(tmp_path: Path) -> None:
     assert [(r.rank, r.step, r.from_) for r in verdict.receivers] == [(0, 2, [1])]
 
 
+@pytest.mark.parametrize("steps", [(1, 2), (1, 1), (2, 1)])
+def test_a_buffer_that_differs_later_than_on_another_rank_was_broadcast(
+    tmp_path: Path, steps: tuple[int, int]
+) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == steps[rank]:
+            twist("norm.mean")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1])
+    first = min(steps)
+    assert [(o.rank, o.step) for o in verdict.origins] == [
+        (rank, step) for rank, step in enumerate(steps) if step == first
+    ]
+    told = [(r.rank, r.from_, r.via) for r in verdict.receivers]
+    via = "the broadcast of buffer norm.mean"
+    assert told == [(r, [1 - r], via) for r, step in enumerate(steps) if step > first]
+
+
 def test_equal_gradients_and_another_sum_are_a_collective(tmp_path: Path) -> None:
     verdict = diverged(tmp_path, at(1, None, twist("reduced l0")), ranks=[0, 1])
     assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (1, "collective")]
