@@ -264,7 +264,11 @@ def _microbatches_first(
     candidates = [c for c in candidates if not part[c.row]]
     count = int(part.sum())
     first = Candidate(batch, count, False, False, None, _begin(aligned, batch), None, numbers)
-    before = [c for c in candidates if c.begin < first.begin and not _is_scale(aligned.site(c.row))]
+    before = [
+        c
+        for c in candidates
+        if c.begin < first.begin and not c.meeting and not _is_scale(aligned.site(c.row))
+    ]
     return [*before, first, *(c for c in candidates if c not in before)]
 
 

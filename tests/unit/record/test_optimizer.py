@@ -334,7 +334,7 @@ class Around(torch.optim.Optimizer):
         super().__init__(inner.param_groups[0]["params"], {})
         self.inner = inner
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.inner.step()
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
@@ -369,7 +369,11 @@ def test_an_inner_optimizer_that_raised_leaves_no_trace(run: Path) -> None:
     around = Around(torch.optim.SGD(model.parameters(), lr=0.1))
     with recorded(run) as events:
         train(model, steps=1, optimizer=around)
-        around.inner.register_step_pre_hook(lambda *_: 1 / 0)
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        around.inner.register_step_pre_hook(fail)
         with pytest.raises(ZeroDivisionError):
             around.step()
         train(model, steps=2)
