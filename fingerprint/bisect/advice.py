@@ -31,15 +31,28 @@ _HINTS = {
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
     " the module uses a nondeterministic kernel; if not, compare its settings and its code",
 }
+_OPTIONS = (
+    "compare the optimizer's options as its step had them: what was set after the forward (a"
+    " learning rate) is recorded at the rung op alone"
+)
 _AT_LAYER = {
     "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
     " the rung op records that",
     "local_gradient": "compare what .grad held before this pass (zero_grad); if that is equal, run"
     " with torch.use_deterministic_algorithms(True)",
+    "parameter": _OPTIONS,
+    "master": _OPTIONS,
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
     " unscaling, a hook; the rung op records that",
 }
 """For what is computed outside of modules, which the rung layer does not record."""
+
+_REDUCED_OR_CHANGED = (
+    "look at what changes gradients on all ranks after the backward pass (clipping, unscaling, a"
+    " hook), which the rung op records, then at the reduction: its groups, the order of its"
+    " buckets, the algorithm, a communication hook"
+)
+"""For a gradient that is another one on several ranks where their optimizers got it."""
 
 _EVALUATED = (
     "only one run ran the model without gradients here, and what that left was read later: a"
@@ -114,6 +127,8 @@ def hint(
                 " copy, its update or its checkpoint"
             )
         return _STATE_HINTS.get(component)
+    if class_ == "collective" and rung == "layer":
+        return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
         return _AT_LAYER[kind]
     if class_ == "structure" and phase == "eval":

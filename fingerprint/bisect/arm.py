@@ -273,6 +273,15 @@ def is_outside(site: Site) -> bool:
     return bool(site["op"] is not None and site["phase"] == "other")
 
 
+def is_at_parameter(site: Site) -> bool:
+    """Return whether a site is an op of the backward at a parameter, and of no module's call.
+
+    It accumulates the parameter's gradient, or hangs on that: a reducer, a hook.
+    """
+    is_op = site["op"] is not None and site["phase"] == "backward"
+    return bool(is_op and site["module"] and not site["module_class"])
+
+
 def is_collective(site: Site) -> bool:
     """Return whether a site belongs to a collective or a message."""
     return site["members"] is not None

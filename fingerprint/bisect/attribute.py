@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from fpdiff.fingerprint.bisect.describe import Describer
@@ -89,6 +90,7 @@ class Attribution:
         self._tiers = tiers
         self._given: dict[tuple[int, int], frozenset[Meeting]] = {}
         self._reductions: dict[int, _Source | None] = {}
+        self._in_step: dict[int, frozenset[int]] = {}
         self._senders: dict[tuple[int, frozenset[int]], list[int]] = {}
         self._found = {f.rank: f for f in found}
         self._groups = groups
@@ -159,6 +161,7 @@ class Attribution:
                 rung=self._rung,
                 environment=[d for d in self._environment if found.rank in d.ranks],
                 group=self._groups.of(found.rank),
+                is_alone=self._is_alone(found),
                 rehashed=self._rehashed,
             )
             origins += [describer.origin(c) for c in self._candidates[found.rank][:share]]
@@ -184,6 +187,16 @@ class Attribution:
                 sending[f.step].append(f.rank)
         return sending
 
+    @cached_property
+    def _buffers(self) -> dict[Place, dict[int, int]]:
+        """Return, by buffer, the ranks on which it differs first, and in which step."""
+        buffers: dict[Place, dict[int, int]] = defaultdict(dict)
+        for f in self._found.values():
+            for candidate in f.candidates:
+                if candidate.buffer is not None:
+                    buffers[candidate.buffer][f.rank] = f.step
+        return buffers
+
     def _sources_of(self, found: RankFindings) -> "list[_Source | None]":
         return [self._source(found, candidate) for candidate in found.candidates]
 
@@ -196,18 +209,39 @@ class Attribution:
             if found.rank not in self._reductions:
                 group = self._groups.of(found.rank)
                 senders = [r for r in self._reducing(found.step, group) if r != found.rank]
-                self._reductions[found.rank] = self._of(senders, group - {found.rank}, None)
+                self._reductions[found.rank] = self._of(
+                    found.step, senders, group - {found.rank}, None
+                )
             return self._reductions[found.rank]
+        elif candidate.buffer is not None:
+            # DistributedDataParallel broadcasts them in C++, which the rung layer does not see.
+            group = self._groups.of(found.rank)
+            steps = self._buffers[candidate.buffer].items()
+            senders = [rank for rank, step in steps if step < found.step and rank in group]
+            return _Source(sorted(senders), [], None, candidate.buffer) if senders else None
+        elif candidate.microbatches is not None:
+            # Its gradients were not finite, say, and a step was skipped for that.
+            group = self._groups.of(found.rank)
+            senders = self._sending_before(found, candidate, group - {found.rank})
+            return _Source(senders, [], None) if senders else None
         else:
             return None
-        return self._of(senders, group, candidate.meeting)
+        return self._of(found.step, senders, group, candidate.meeting)
 
     def _of(
-        self, senders: list[int], group: frozenset[int], meeting: Meeting | None
+        self, step: int, senders: list[int], group: frozenset[int], meeting: Meeting | None
     ) -> "_Source | None":
         # Without senders, the collective is to blame only if all that took part were compared.
-        missing = [] if senders else sorted(group - self._ranks)
+        missing = [] if senders else sorted(group - self._ranks_in(step))
         return _Source(sorted(senders), missing, meeting) if senders or missing else None
+
+    def _ranks_in(self, step: int) -> frozenset[int]:
+        """Return the ranks of which a step was compared: one may have ended before it."""
+        if step not in self._in_step:
+            self._in_step[step] = frozenset(
+                rank for rank in self._ranks if step in self._tiers[rank].steps
+            )
+        return self._in_step[step]
 
     def _gave(self, rank: int, step: int, meeting: Meeting) -> bool:
         """Return whether a rank gave something that differs to a collective."""
@@ -217,7 +251,8 @@ class Attribution:
             return bool(meeting.among(self._given_idly(rank, step)))
         if peer.step < step:  # What it gave since may differ too: its events are not at hand.
             later = peer.tier.differences.get(step)
-            return later is not None and later.any
+            # It may do in another step what the others do in this one: it has skipped one, say.
+            return rank not in self._ranks_in(step) or (later is not None and later.any)
         return bool(meeting.among(peer.given))
 
     def _given_idly(self, rank: int, step: int) -> frozenset[Meeting]:
@@ -241,9 +276,35 @@ class Attribution:
                 peer = self._found[rank]
                 if peer.step < step:
                     later = peer.tier.differences.get(step)
-                    senders += [rank] if later is not None and later.backward else []
+                    differs = later is not None and later.backward
+                    senders += [rank] if differs or rank not in self._ranks_in(step) else []
             self._senders[step, group] = senders
         return self._senders[step, group]
+
+    def _is_alone(self, found: RankFindings) -> bool:
+        """Return whether no other rank of a rank's group got another gradient in its step.
+
+        A reduction gives all ranks the same: what one alone got has changed after it.
+        """
+        peers = (self._found.get(rank) for rank in self._groups.of(found.rank) - {found.rank})
+        return not any(
+            peer.step < found.step or (peer.step == found.step and peer.received)
+            for peer in peers
+            if peer is not None
+        )
+
+    def _sending_before(
+        self, found: RankFindings, candidate: Candidate, group: frozenset[int]
+    ) -> list[int]:
+        """Return the ranks of a group that sent what began earlier in the step than a candidate."""
+
+        def began(peer: RankFindings) -> bool:
+            # What may follow from the number of microbatches comes after them in the list.
+            own = takewhile(lambda c: c.microbatches is None, peer.candidates)
+            return any(not c.meeting and not c.reduced and c.begin < candidate.begin for c in own)
+
+        peers = (self._found[rank] for rank in self._reducing(found.step, group))
+        return [peer.rank for peer in peers if peer.step < found.step or began(peer)]
 
     def _receiver(self, found: RankFindings, sources: "list[_Source]") -> Receiver:
         senders = sorted({rank for source in sources for rank in source.senders})
@@ -252,6 +313,8 @@ class Attribution:
         if meeting is not None:
             number = "" if meeting.number is None else f", call {meeting.number}"
             via = f"{base_name(meeting.op)} in the {meeting.phase} (ranks {meeting.group}{number})"
+        elif (buffer := sources[0].buffer) is not None:
+            via = f"the broadcast of buffer {'.'.join(filter(None, buffer))}"
         else:
             via = self._reduction(found, senders)
         if not senders:
@@ -274,3 +337,4 @@ class _Source:
     senders: list[int]
     missing: list[int]
     meeting: Meeting | None
+    buffer: Place | None = None

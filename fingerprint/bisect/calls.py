@@ -5,6 +5,10 @@ make the same calls: a metric that one run logs, a checkpoint that it writes, sh
 after it. There, calls are paired as lines of two texts are: first those that are equal to the last
 bit, then, between these, those of equal dtypes and shapes, then those of the same operator. Of what
 is left, equal calls pair, and then those of equal dtypes and shapes: they have moved.
+
+Where the gradient of a parameter is accumulated, the order of the calls is not the program's: the
+reducer of DistributedDataParallel goes through parameters that a step did not use in the order of
+their addresses. Calls that differ there pair with those that are equal to the last bit.
 """
 
 from collections import defaultdict, deque
@@ -15,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site, is_at_parameter
 
 _MAX_PAIRS = 1 << 22
 """Of longer sequences (product of their lengths) the nth call pairs with the nth."""
@@ -49,11 +53,45 @@ def pair_calls(a: Arm, b: Arm, pair: Ints) -> Ints:
     return result
 
 
-def _groups(arm: Arm) -> dict[tuple[int, int], dict[int, list[int]]]:
+def pair_at_parameters(a: Arm, b: Arm, pair: Ints) -> Ints:
+    """Return the pairs of events, paired anew where gradients are accumulated in another order.
+
+    Args:
+        a: one arm.
+        b: the other.
+        pair: for each of A's events the index of B's, or -1.
+    """
+    at_a, at_b = (arm.sites.having(is_at_parameter)[arm.site] for arm in (a, b))
+    rows = np.flatnonzero(at_a & (pair >= 0))
+    equal = a.description[rows] == b.description[pair[rows]]
+    if (equal & (a.digest[rows] == b.digest[pair[rows]]).all(axis=1)).all():
+        return pair
+    result: Ints = pair.copy()
+    groups_a, groups_b = _groups(a, at_a), _groups(b, at_b)
+    for group in groups_a.keys() & groups_b.keys():
+        calls_a, calls_b = groups_a[group], groups_b[group]
+        if calls_a.keys() != calls_b.keys():
+            continue  # `pair_calls` has seen to them.
+        events_a, events_b = list(calls_a.values()), [calls_b[call] for call in calls_a]
+        exact_a, _, operators_a = _tokens(a, events_a)
+        exact_b, _, operators_b = _tokens(b, events_b)
+        differing = [
+            n
+            for n, tokens in enumerate(zip(exact_a, exact_b, strict=True))
+            if tokens[0] != tokens[1]
+        ]
+        left_a, left_b = dict.fromkeys(differing), dict.fromkeys(differing)
+        for tokens in ((exact_a, exact_b), (operators_a, operators_b)):
+            for i, j in _anywhere(*tokens, left_a, left_b):
+                _pair_events(a, b, events_a[i], events_b[j], result)
+    return result
+
+
+def _groups(arm: Arm, among: Flags | None = None) -> dict[tuple[int, int], dict[int, list[int]]]:
     """Return the events of each call, in order of the calls, by microbatch and scope."""
     groups: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
     scopes, calls = arm.sites.scope[arm.site], arm.sites.call[arm.site]
-    for index in np.flatnonzero(scopes >= 0).tolist():
+    for index in np.flatnonzero(scopes >= 0 if among is None else among).tolist():
         group = groups[int(arm.microbatch[index]), int(scopes[index])]
         group.setdefault(int(calls[index]), []).append(index)
     return groups
@@ -93,14 +131,21 @@ def _matching(a: Levels, b: Levels) -> Iterator[tuple[int, int]]:
         del left_a[i], left_b[j]
         yield i, j
     for tokens_a, tokens_b in zip(a[:2], b[:2], strict=True):
-        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
-        for j in left_b:
-            waiting[tokens_b[j]].append(j)
-        for i in [*left_a]:
-            if waiting[tokens_a[i]]:
-                j = waiting[tokens_a[i]].popleft()
-                del left_a[i], left_b[j]
-                yield i, j
+        yield from _anywhere(tokens_a, tokens_b, left_a, left_b)
+
+
+def _anywhere(
+    tokens_a: list[Any], tokens_b: list[Any], left_a: dict[int, None], left_b: dict[int, None]
+) -> Iterator[tuple[int, int]]:
+    """Pair equal tokens among those that are left, wherever they are, and take them out."""
+    waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+    for j in left_b:
+        waiting[tokens_b[j]].append(j)
+    for i in [*left_a]:
+        if waiting[tokens_a[i]]:
+            j = waiting[tokens_a[i]].popleft()
+            del left_a[i], left_b[j]
+            yield i, j
 
 
 def _rank(levels: Levels) -> tuple[int, list[list[int]]]:

@@ -37,10 +37,12 @@ class Reduction:
     Attributes:
         num_ranks: how many it has.
         local_is_known: whether the rank's own gradient, before the reduction, is recorded.
+        is_alone: whether the other ranks' gradients are equal where their optimizers got them.
     """
 
     num_ranks: int
     local_is_known: bool
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,9 @@ def _computed(site: Site, facts: Facts) -> Kind:
     if not facts.num_inputs:
         result = f"{what} differs; what it was made from is not recorded"
     if site["kind"] == "reduced_gradient" and facts.reduction is not None:
-        return Kind("collective", None, f"{what} differs: {_reduced(facts.reduction)}")
+        after = facts.reduction.local_is_known and facts.reduction.is_alone
+        class_ = "computation" if after else "collective"
+        return Kind(class_, None, f"{what} differs: {_reduced(facts.reduction)}")
     if facts.environment:
         keys = ", ".join(d.key for d in facts.environment[:3])
         more = len(facts.environment) - 3
@@ -199,6 +203,8 @@ def _computed(site: Site, facts: Facts) -> Kind:
 def _reduced(reduction: Reduction) -> str:
     if not reduction.local_is_known:
         return f"it came out of a reduction over {reduction.num_ranks} ranks, whose own are unknown"
+    if reduction.is_alone:
+        return "every rank gave an equal gradient to the reduction, and all others got an equal one"
     return f"each of the {reduction.num_ranks} ranks gave an equal gradient to the reduction"
 
 

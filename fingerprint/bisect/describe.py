@@ -41,6 +41,7 @@ class Describer:
         rung: str,
         environment: list[EnvironmentDifference],
         group: frozenset[int],
+        is_alone: bool,
         rehashed: bool,
     ) -> None:
         """Remember what they are described from.
@@ -50,12 +51,14 @@ class Describer:
             rung: what was compared.
             environment: entries that differ on the rank and can change a result.
             group: the ranks that gradients are reduced with, this one included.
+            is_alone: no other of them got another gradient in the step.
             rehashed: both runs digested again what each op read.
         """
         self._found = found
         self._rung = rung
         self._environment = environment
         self._group = group
+        self._is_alone = is_alone
         self._rehashed = rehashed
         self._evidence_given: set[str] = set()
         self._told: list[int] = []
@@ -221,6 +224,7 @@ class Describer:
         return Reduction(
             num_ranks=len(self._group),
             local_is_known=(site["module"], site["slot"]) in self._found.has_local,
+            is_alone=self._is_alone,
         )
 
     @cached_property

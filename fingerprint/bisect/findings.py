@@ -42,6 +42,7 @@ class Candidate:
         cause: for a batch, the row of the first op that differs among those that prepared it.
         microbatches: how many the step has in A and in B, if this stands for those that only one
             of them has.
+        buffer: of which buffer it is, if it is one at the start of the step.
     """
 
     row: int
@@ -52,6 +53,7 @@ class Candidate:
     begin: tuple[int, ...]
     cause: int | None = None
     microbatches: tuple[int, int] | None = None
+    buffer: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
             bool(reduced[row]) and not moved,
             meeting_of(aligned, row) if received[row] and not moved else None,
             _begin(aligned, row),
+            buffer=_buffer(aligned.site(row)),
         )
         for rows, counts, moved in parts
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
@@ -239,7 +242,9 @@ def _microbatches_first(
 ) -> list[Candidate]:
     """Tell microbatches that only one run has as one finding, before what may follow from it.
 
-    A loss, say, is divided by their number. What prepared their batches is part of it.
+    A loss, say, is divided by their number. What prepared their batches is part of it. What differs
+    before them otherwise may be why there are more: a gradient that is not finite, and a step
+    that was skipped for it.
     """
     a, b = aligned.a, aligned.b
     if a.is_cut or b.is_cut or not len(a) or not len(b):
@@ -254,11 +259,17 @@ def _microbatches_first(
     batch = int(np.flatnonzero(own)[0])
     part = more & (aligned.microbatches >= min(numbers))
     for row in np.flatnonzero(own).tolist():
-        part |= more & ancestors(aligned, mismatched, row)
-    of_those = [c for c in candidates if part[c.row]]
+        # A number that was taken out of any tensor may have gone into them: no module is part.
+        part |= more & ancestors(aligned, mismatched, row) & aligned.having(is_outside)
+    candidates = [c for c in candidates if not part[c.row]]
     count = int(part.sum())
     first = Candidate(batch, count, False, False, None, _begin(aligned, batch), None, numbers)
-    return [first, *(c for c in candidates if c not in of_those)]
+    before = [
+        c
+        for c in candidates
+        if c.begin < first.begin and not c.meeting and not _is_scale(aligned.site(c.row))
+    ]
+    return [*before, first, *(c for c in candidates if c not in before)]
 
 
 def _moves(moved: Ints) -> tuple[Ints, Ints]:
@@ -273,10 +284,20 @@ def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     return int(order > 0), int(aligned.microbatches[row]), order
 
 
+def _buffer(site: Site) -> Place | None:
+    is_buffer = site["kind"] == "buffer" and site["phase"] == "init"
+    return (site["module"], site["slot"]) if is_buffer else None
+
+
 def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     sites = [aligned.site(row) for row in np.flatnonzero(rows).tolist()]
     # Thousands of ranks have the same names: each is kept once.
     return frozenset((intern(site["module"]), intern(site["slot"])) for site in sites)
+
+
+def _is_scale(site: Site) -> bool:
+    """Return whether a site is of what may be divided by the number of microbatches."""
+    return bool(site["kind"] in ("loss", "arguments"))
 
 
 def _is_forward(site: Site) -> bool:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_outside
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     evaluations &= ~led_on
     follows = mismatched & (_makes_state(aligned, mismatched) | remade_otherwise)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
-    moved = aligned.moved(~quiet & ~aligned.having(is_evaluation) & ~aligned.having(is_outside))
+    anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
+    moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
     moved = np.union1d(moved, _in_turn(aligned, mismatched, told))
     return Findings(

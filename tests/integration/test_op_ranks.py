@@ -26,12 +26,19 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         ("branch, logged", "branch", {}),
         ("minimum", "minimum", {}),
         ("alone", "", {"ranks": "1"}),
+        ("unused", "", {}),
+        ("unused, twin", "", {}),
+        ("unused, branch", "branch", {}),
     ):
         jobs.add(
             name,
             preloaded.run_ranks,
             PROGRAMS / "two_ranks.py",
-            env={"TWIST": twist, "LOG": "1" if "logged" in name else ""},
+            env={
+                "TWIST": twist,
+                "LOG": "1" if "logged" in name else "",
+                "UNUSED": "8" if "unused" in name else "0",
+            },
             record={"path": str(folder / name), "level": "op", **options},
             output=folder / f"{name}.txt",
         )
@@ -84,6 +91,22 @@ def test_a_branch_on_one_rank_is_structure_there_and_received_elsewhere(
     assert {o["rank"] for o in verdict["origins"]} == {1}
     assert [(r["rank"], r["from"]) for r in verdict["receivers"]] == [(0, [1])]
     assert "allreduce" in verdict["receivers"][0]["via"]
+
+
+def test_the_order_in_which_ddp_zeroes_unused_gradients_is_nobodys(
+    jobs: Jobs, folder: Path
+) -> None:
+    # It is that of their addresses: in another process, with luck, another one.
+    verdicts = []
+    for name in ("unused, twin", "unused, branch"):
+        for job in ("unused", name):
+            jobs[job]
+        verdicts.append(compare_json(folder / "unused", folder / name))
+    twin, branch = verdicts
+    assert twin["verdict"] == "identical", twin["summary"]
+    origins = [(o["rank"], o["step"], o["op"]) for o in branch["origins"]]
+    assert origins[0] == (1, 2, "aten.relu.default")
+    assert {(rank, step) for rank, step, _ in origins} == {(1, 2)}
 
 
 def test_a_missing_rank_is_named_and_the_rest_compared(jobs: Jobs, folder: Path) -> None:

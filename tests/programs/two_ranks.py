@@ -1,6 +1,7 @@
 """Trains a small net with DDP; TWIST makes both ranks, or one, do something else in step 2.
 
-With LOG the loss is reduced ahead of the gradients, in every step, which nothing depends on.
+With LOG the loss is reduced ahead of the gradients, in every step, which nothing depends on. With
+UNUSED the net has layers that no step uses, and DDP looks for them.
 """
 
 import os
@@ -11,12 +12,14 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 TWIST = os.environ.get("TWIST", "")
+UNUSED = int(os.environ.get("UNUSED", "0"))
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inp, self.mid, self.out = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        self.unused = nn.ModuleList(nn.Linear(1, size) for size in range(1, UNUSED + 1))
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         h = torch.tanh(self.inp(x))
@@ -33,7 +36,7 @@ class Net(nn.Module):
 def main() -> None:
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(Net())
+    model = DistributedDataParallel(Net(), find_unused_parameters=UNUSED > 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = torch.Generator().manual_seed(distributed.get_rank())
     for step in range(4):

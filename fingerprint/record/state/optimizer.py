@@ -6,6 +6,7 @@ import torch
 
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
+from fpdiff.fingerprint.record.state.optimizing import num_stepping
 
 
 class OptimizerHooks:
@@ -15,6 +16,7 @@ class OptimizerHooks:
         """Belong to a recorder."""
         self.recorder = recorder
         self._gradients: dict[int, int] = {}
+        self._outer: list[dict[int, int]] = []  # gradients of optimizers that run another
 
     @observing
     def before(
@@ -22,6 +24,9 @@ class OptimizerHooks:
     ) -> None:
         """Record the gradients that the step is going to use."""
         recorder = self.recorder
+        del self._outer[num_stepping() - 1 :]  # Whose steps have raised.
+        if num_stepping() > 1:
+            self._outer.append(self._gradients)
         self._gradients = {}
         closes = _has_closure(args, kwargs)
         if not recorder.has_begun():
@@ -53,7 +58,12 @@ class OptimizerHooks:
                 # The closure computed the gradients inside the step; they are still there.
                 self._record_gradients(optimizer)
             recorder.state.record_updated(optimizer, self._gradients)
-        recorder.optimizer_stepped()
+        if (
+            num_stepping() > 1 and self._outer
+        ):  # The step goes on in the optimizer that ran this one.
+            self._gradients = self._outer.pop()
+        else:
+            recorder.optimizer_stepped()
 
     def _record_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder

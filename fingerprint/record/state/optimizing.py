@@ -6,6 +6,7 @@ step, and goes on when they have ended.
 
 import sys
 import weakref
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,9 +32,13 @@ class RunningOptimizer:
         self.received: list[int] = []
         self._state = state
         self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
+        self._outer: list[tuple[weakref.ref[torch.optim.Optimizer] | None, list[int]]] = []
 
     def begin(self, optimizer: torch.optim.Optimizer, *, works: bool) -> None:
         """Begin a step; `works` says whether what runs now is the optimizer's."""
+        del self._outer[num_stepping() - 1 :]  # Whose steps have raised.
+        if num_stepping() > 1:
+            self._outer.append((self._stepping, self.received))
         self._stepping = weakref.ref(optimizer)
         self.received = []
         if works:
@@ -42,7 +47,7 @@ class RunningOptimizer:
     def interrupt(self) -> None:
         """A module runs: in the step's closure, or after a step that raised."""
         self.options = None
-        if self._stepping is not None and not _is_stepping():
+        if self._stepping is not None and not num_stepping():
             self._stepping = None
 
     def resume(self) -> None:
@@ -51,12 +56,19 @@ class RunningOptimizer:
             self.options = self._state.options_of(optimizer)
 
     def end(self) -> None:
-        """End the step."""
+        """End the step; the optimizer that ran this one goes on."""
         self.options = self._stepping = None
+        if num_stepping() > 1 and self._outer:
+            self._stepping, received = self._outer.pop()
+            self.received = received + self.received
+            self.resume()
 
 
-def _is_stepping() -> bool:
-    frame = sys._getframe()
-    while frame is not None and frame.f_code is not _STEP:
-        frame = frame.f_back  # type: ignore[assignment]  # None at the bottom.
-    return frame is not None
+def num_stepping() -> int:
+    """Return how many optimizers' steps are running, one within the other."""
+    number = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        number += frame.f_code is _STEP
+        frame = frame.f_back
+    return number

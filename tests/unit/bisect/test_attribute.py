@@ -1,9 +1,20 @@
 """Who began it and who only received it, on several ranks."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Ev, Job, at, diverged, find, rewrite_json, twist, verdict_of
+from synthetic_runs import (
+    Ev,
+    Job,
+    at,
+    diverged,
+    find,
+    rewrite_json,
+    training_step,
+    twist,
+    verdict_of,
+)
 
 from fpdiff.fingerprint.bisect import attribute, compare
 
@@ -74,11 +85,67 @@ def test_a_sender_may_have_begun_to_differ_earlier(tmp_path: Path) -> None:
     assert [(r.rank, r.step, r.from_) for r in verdict.receivers] == [(0, 2, [1])]
 
 
+@pytest.mark.parametrize("steps", [(1, 2), (1, 1), (2, 1)])
+def test_a_buffer_that_differs_later_than_on_another_rank_was_broadcast(
+    tmp_path: Path, steps: tuple[int, int]
+) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == steps[rank]:
+            twist("norm.mean")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1])
+    first = min(steps)
+    assert [(o.rank, o.step) for o in verdict.origins] == [
+        (rank, step) for rank, step in enumerate(steps) if step == first
+    ]
+    told = [(r.rank, r.from_, r.via) for r in verdict.receivers]
+    via = "the broadcast of buffer norm.mean"
+    assert told == [(r, [1 - r], via) for r, step in enumerate(steps) if step > first]
+
+
 def test_equal_gradients_and_another_sum_are_a_collective(tmp_path: Path) -> None:
     verdict = diverged(tmp_path, at(1, None, twist("reduced l0")), ranks=[0, 1])
     assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (1, "collective")]
     assert "each of the 2 ranks gave an equal gradient" in verdict.summary
     assert verdict.receivers == []
+
+
+def test_a_gradient_that_one_rank_alone_got_otherwise_changed_after_the_reduction(
+    tmp_path: Path,
+) -> None:
+    verdict = diverged(tmp_path, at(1, 1, twist("reduced l0")), ranks=[0, 1, 2])
+    [origin] = verdict.origins
+    assert (origin.rank, origin.class_) == (1, "computation")
+    assert "all others got an equal one" in origin.summary
+    assert "clipping" in str(origin.hint) and "deterministic" not in str(origin.hint)
+
+
+def test_a_reduction_of_which_some_ranks_got_something_else_is_a_collective(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1 and rank in (0, 2):
+            twist("reduced l0")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1, 2])
+    assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (2, "collective")]
+    assert "clipping" in str(verdict.origins[0].hint)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_came_from_a_rank_that_had_ended_is_no_origin(tmp_path: Path, own: bool) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if own and (step, rank) == (2, 1):
+            twist("norm.mean")(events)
+        if (step, rank) == (3, 0):
+            twist("reduced l0")(events)
+
+    a = Job(ranks=[0, 1]).arm(tmp_path / "a")
+    b = Job(ranks=[0, 1], edit=edit).arm(tmp_path / "b")
+    ended = Job(ranks=[0, 1], steps=range(3), edit=edit).arm(tmp_path / "ended")
+    shutil.rmtree(b / "journal" / "rank=00001")
+    shutil.copytree(ended / "journal" / "rank=00001", b / "journal" / "rank=00001")
+    verdict = verdict_of(a, b)
+    assert {o.rank for o in verdict.origins} == ({1} if own else set())
+    assert [(r.rank, r.from_) for r in verdict.receivers] == [(0, [1] if own else [])]
 
 
 def test_what_came_from_a_rank_that_was_not_compared_is_no_origin(tmp_path: Path) -> None:
@@ -166,3 +233,27 @@ def test_nonsense_in_json_files_is_not_believed(tmp_path: Path) -> None:
         rewrite_json(a / "ranks" / "rank=00001.json", environment=5, blind_spots=6)
         b = Job(ranks=[0, 1], edit=at(1, 0, twist("batch"))).arm(tmp_path / f"b{groups}"[:90])
         assert verdict_of(a, b).verdict == "diverged"
+
+
+@pytest.mark.parametrize("why", ["l0.out", "loss", None])
+def test_more_microbatches_on_all_ranks_may_follow_from_what_one_sent(
+    tmp_path: Path, why: str | None
+) -> None:
+    """A step was skipped where a gradient was not finite; or the program makes more of them."""
+
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            events[:] = training_step(step, rank, layers=2, microbatches=2)
+            if why == "loss" or (why and rank == 1):
+                twist(why)(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1])
+    found = [(o.rank, o.microbatch, o.class_) for o in verdict.origins]
+    more = "structure"
+    if why == "l0.out":
+        assert found == [(1, 0, "computation"), (1, 1, more)]
+        assert [(r.rank, r.from_) for r in verdict.receivers] == [(0, [1])]
+    else:
+        scaled = [(0, 0, "computation"), (1, 0, "computation")] if why else []
+        assert sorted(found) == sorted([(0, 1, more), (1, 1, more), *scaled])
+        assert found[0] == (0, 1, more)

@@ -136,3 +136,33 @@ def test_two_ops_that_change_places_are_told_as_such(tmp_path: Path) -> None:
         [origin] = verdict.origins
         assert origin.class_ == "structure" and origin.op and first in origin.op
         assert "another place" in origin.summary
+
+
+def at_parameter(name: str, op: str, shape: int, value: str, **changes: Any) -> Ev:
+    """Return the event of a call in the backward, where a parameter's gradient is accumulated."""
+    what = {"phase": "backward", "module_class": "", "op": op, "shape": (shape,), "value": value}
+    return ev(name, "written", "m", **(what | changes))
+
+
+def zeroed(name: str, size: int) -> Ev:
+    return at_parameter(name, "aten.zero_.default", size, "0")
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_reducer_may_zero_what_nobody_used_in_any_order(tmp_path: Path, more: bool) -> None:
+    def step(*sizes: int, sum_: str = "s", before: bool = False) -> list[Ev]:
+        zeros = [zeroed(f"z{size}", size) for size in sizes]
+        logged = [op("s1a")] if before else []
+        return [*logged, *zeros, at_parameter("sum", "aten.mul.out", 3, sum_)]
+
+    a = write_steps(tmp_path / "a", [step(4, 8, 2)], level="op")
+    b = write_steps(tmp_path / "b", [step(2, 4, 8, before=more)], level="op")
+    assert verdict_of(a, b).verdict == "identical"
+    # What is another one beside them is found all the same, and nothing else is.
+    c = write_steps(tmp_path / "c", [step(2, 4, 8, sum_="other", before=more)], level="op")
+    assert [o.op for o in verdict_of(a, c).origins] == ["aten.mul.out"]
+    # Another one among those that have changed places.
+    d = write_steps(tmp_path / "d", [step(2, 4, 9, before=more)], level="op")
+    [origin] = verdict_of(a, d).origins
+    shapes = [side and side["shape"] for side in (origin.a, origin.b)]
+    assert (origin.class_, shapes) == ("metadata", [[8], [9]])

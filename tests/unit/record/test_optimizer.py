@@ -325,3 +325,56 @@ def test_odd_state_is_recorded_as_far_as_it_is_data(run: Path) -> None:
     options = events.pick(step=0, kind="option").column("slot")
     names = [name.removeprefix("optimizer0.group0.") for name in options]
     assert names == ["lr", "pair.0"]
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer whose step is another one's, and what it makes of the parameters afterwards."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        self.inner.step()
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(1 + parameter.grad.sum())
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+def test_an_optimizer_that_runs_another_one_ends_the_step(run: Path, level: str) -> None:
+    model = mlp()
+    # The inner one has a part of the parameters, as where ranks share the work.
+    inner = torch.optim.Adam(model[0].parameters(), lr=0.1)
+    around = Around(torch.optim.Adam(model.parameters()))
+    around.inner = inner
+    with recorded(run, level=level) as events:
+        train(model, steps=3, optimizer=around)
+    assert {e.step for e in events} == {0, 1, 2}
+    step = Events(e for e in events if e.step == 1)
+    for module in ("0", "2"):
+        updated = step.pick(phase="optimizer", kind="parameter", module=module, slot="weight")[-1]
+        [gradient] = {
+            e.digest for e in step.pick(kind="reduced_gradient", module=module, slot="grad.weight")
+        }
+        assert gradient in {e.digest for e in step.ancestors(updated)}
+        assert any(e.kind == "reduced_gradient" for e in step.read_by(updated)) or level == "op"
+    # What the outer one does after the inner one is of this step, and the optimizer's.
+    after = step.pick(op="aten.mul_.Tensor", kind="written", phase="optimizer", module="2")
+    assert len(after) == (2 if level == "op" else 0)
+
+
+def test_an_inner_optimizer_that_raised_leaves_no_trace(run: Path) -> None:
+    model = mlp()
+    around = Around(torch.optim.SGD(model.parameters(), lr=0.1))
+    with recorded(run) as events:
+        train(model, steps=1, optimizer=around)
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        around.inner.register_step_pre_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            around.step()
+        train(model, steps=2)
+    assert {e.step for e in events} == {0, 1, 2}
