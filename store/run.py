@@ -378,12 +378,13 @@ def _place_of_run(path: str | os.PathLike[str] | Place) -> Place:
     name = (str(path) if isinstance(root, Path) else str(root)) or "''"
     try:
         is_there = name != "''" and root.exists()
+        is_run = is_there and (root / "run.json").is_file()
     except OSError as error:
         raise StoreError(f"{name} cannot be read: {error.strerror or error}") from error
     if not is_there:
         refuse_other_scheme(name)
         raise StoreError(f"no run at {name}: give what `fpdiff record --out` was given")
-    if not (root / "run.json").is_file():
+    if not is_run:
         raise StoreError(
             f"{root} is not a run: it has no run.json; give the folder that "
             "`fpdiff record --out` wrote"

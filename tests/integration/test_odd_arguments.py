@@ -4,14 +4,20 @@ import json
 import os
 import shlex
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import FPDIFF, environment, run
 from synthetic import write_run
 
 from fpdiff.cli import main
 from fpdiff.store.bucket import ObjectFolder
-from fpdiff.store.errors import BucketError
+from fpdiff.store.errors import BucketError, StoreError
+from fpdiff.store.run import Run
 
 TOO_LONG = "x" * 300
 READERS = [["show"], ["certify"], ["compact"], ["sql"], ["compare", "run"]]
@@ -118,3 +124,52 @@ def _training(here: Path) -> list[str]:
     script = here / "train.py"
     script.write_text("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n")
     return ["python", os.fspath(script)]
+
+
+def test_a_folder_that_may_not_be_entered(here: Path) -> None:
+    (here / "shut").mkdir(mode=0)
+    Run.open("run")  # Which imports what nobody else may read.
+    with _nobody(), pytest.raises(StoreError, match="^shut cannot be read: Permission denied"):
+        Run.open("shut")
+
+
+@contextmanager
+def _nobody() -> Iterator[None]:
+    """Be no superuser, who may enter every folder."""
+    user = os.geteuid()
+    if user == 0:
+        # The folders above a test's own are closed to others; where this process is stays open.
+        Path().chmod(0o777)
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("show run >/dev/full", "fpdiff: No space left on device: make room"),
+        ("show run >&-", ""),
+        ("compare gone run 2>&-", ""),
+        ("sql run <&-", ""),
+        ("show $(printf 'odd\\377')", "fpdiff: no run at odd\\udcff"),
+    ],
+)
+def test_odd_streams(line: str, said: str) -> None:
+    """An error about a stream ends with 2: Python's own 1 would read as diverged."""
+    script = f"{shlex.quote(sys.executable)} -m fpdiff {line}"
+    result = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=environment(), check=False
+    )
+    is_done = line in ("show run >&-", "sql run <&-")
+    assert result.returncode == (0 if is_done else 2), result.stderr
+    assert result.stderr.startswith(said) and result.stderr.count("\n") == bool(said)
+    assert result.stdout == ""
+
+
+def test_a_stream_that_cannot_spell_a_name(here: Path) -> None:
+    write_run(here / "ä")
+    result = run([*FPDIFF, "show", "ä"], env={"PYTHONIOENCODING": "ascii"}, cwd=here)
+    assert result.returncode == 0 and result.stdout.startswith("run \\xe4\n"), result.stderr
