@@ -13,9 +13,12 @@ from fpdiff.fingerprint.bisect.compare import compare_runs
 from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
 from fpdiff.fingerprint.bisect.raytasks import ray_engine
 from fpdiff.fingerprint.bisect.verdict import Verdict
-from fpdiff.fingerprint.record.settings import parse_ranks, parse_steps
+from fpdiff.fingerprint.record.settings import Ranges, parse_ranks, parse_steps
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
+
+_MOST_RANKS = 1_000_000
+"""More ranks than any job has; counting to any number would take all memory."""
 
 _ENGINES = ("threads", "ray")
 
@@ -50,7 +53,7 @@ def compare(
 
     Exits with 0 if they are identical, 1 if they diverged, 2 if that cannot be said.
     """
-    wanted = tuple(rank for first, end in parse_ranks(ranks) for rank in range(first, end))
+    wanted = _numbers(parse_ranks(ranks), ranks)
     try:
         with _engine(engine, address) as work, progress_bar("comparing ranks") as progress:
             verdict = compare_runs(
@@ -72,6 +75,12 @@ def compare(
     else:
         render(verdict, data_console())
     raise typer.Exit(verdict.exit_code)
+
+
+def _numbers(windows: Ranges, text: str) -> tuple[int, ...]:
+    if any(end > _MOST_RANKS for _, end in windows):
+        raise CompareError(f"--ranks {text!r} names ranks that no run has: write it like 0,3-5")
+    return tuple(rank for first, end in windows for rank in range(first, end))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from fpdiff.cli.keep import empty_folder
 from fpdiff.store.errors import FpdiffError
 
 TRAINER: Final = "train_gpt.py"
@@ -23,12 +24,12 @@ RECORD: Final = (
 # Where each rank first differs. An operator is null at the layer rung and equals nothing in a join,
 # hence no `op` in the list; and the trainer never draws from the generators that it does not seed.
 FIRST_DIFFERENCES: Final = """
-    select rank, step, phase, kind, module, slot,
-      left(a.digest::text, 8) as clean, left(b.digest::text, 8) as faulty
+    select rank, step, phase, kind, module, slot
     from events a join events b
       using (rank, step, microbatch, phase, kind, module, call, occurrence, slot)
-    where a.run < b.run and a.digest <> b.digest and kind <> 'generator'
-    qualify row_number() over (partition by rank order by step, a.seq) <= 4
+    where a.run = 'clean' and b.run = 'faulty' and a.digest <> b.digest
+      and kind <> 'generator'
+    qualify row_number() over (partition by rank order by step, a.seq) <= 3
     order by rank, step, a.seq
 """
 
@@ -50,7 +51,6 @@ def demo(
         typer.Option(
             metavar="DIR",
             help="Work in this new or empty folder and leave the runs there.",
-            file_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -63,10 +63,7 @@ def demo(
             _play(Path(folder))
         typer.echo("\nThe runs were temporary; `fpdiff demo --keep DIR` keeps them.")
         return
-    if keep.exists() and any(keep.iterdir()):
-        raise FpdiffError(f"{keep} is not empty: give --keep a new folder")
-    keep.mkdir(parents=True, exist_ok=True)
-    _play(keep)
+    _play(empty_folder(keep))
     typer.echo(f"\nThe runs clean and faulty, and {TRAINER}, are in {keep}.")
 
 

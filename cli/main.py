@@ -5,6 +5,7 @@ any error, 130 interrupted, 141 the reader of a pipe went away.
 """
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import sys
@@ -89,7 +90,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Args:
         arguments: instead of the process's own.
     """
+    _mend_streams()
     sys.exit(run(arguments))
+
+
+def _mend_streams() -> None:
+    """Let the streams take every text, also where they are closed or know few letters."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # Stays.
+        elif mode == "w":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -108,10 +120,19 @@ def run(arguments: list[str] | None = None) -> int:
         return BROKEN_PIPE
     except FpdiffError as error:
         return _fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _fail_unexpected(error)
+        _drop_stdout()  # What is left to write would fail again.
+        return _fail(f"{error.strerror}: make room for the output and below TMPDIR")
     except Exception as error:  # noqa: BLE001  # Python's own status 1 would read as diverged.
         if hasattr(error, "format_message"):  # A usage error of typer, whose class is private.
             return _fail_usage(error)
-        return _fail(f"internal error: {type(error).__name__}: {_one_line(error)}")
+        return _fail_unexpected(error)
+
+
+def _fail_unexpected(error: Exception) -> int:
+    return _fail(f"internal error: {type(error).__name__}: {_one_line(error)}")
 
 
 def _fail(sentence: str) -> int:

@@ -8,7 +8,8 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +41,8 @@ def write_result(result: QueryResult, form: Format, output: Path | None = None) 
     Raises:
         QueryError: the file exists or cannot be written, or a value cannot be computed.
     """
+    if form in (Format.JSON, Format.PARQUET):
+        _refuse_equal_names(result.columns)
     if form is Format.PARQUET:
         _write_parquet(result, output)
     elif output is None:
@@ -97,6 +100,13 @@ def _write_parquet(result: QueryResult, output: Path | None) -> None:
         raise QueryError("Parquet is not for a terminal: give a file with --output")
     else:
         pq.write_table(result.to_arrow(), sys.stdout.buffer, compression="zstd")
+
+
+def _refuse_equal_names(columns: Sequence[str]) -> None:
+    """Refuse what an object of JSON, or a reader of Parquet, would keep one column of."""
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise QueryError(f"two columns are called {twice[0]}: name one of them otherwise with AS")
 
 
 @contextlib.contextmanager

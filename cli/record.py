@@ -1,5 +1,6 @@
 """`fpdiff record`: run a command and record it."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from fpdiff.cli.console import talk
 from fpdiff.fingerprint.record.job import launcher, remote
 from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
-from fpdiff.store.bucket import is_url
+from fpdiff.store.bucket import is_url, refuse_other_scheme
 from fpdiff.store.errors import RecordError
 
 
@@ -58,8 +59,9 @@ def record(
             "there is no command to record: write it behind --, as in"
             " fpdiff record --out runs/a -- python train.py"
         )
-    if out is None:
+    if not out:
         raise RecordError("say where to record to: --out DIR")
+    refuse_other_scheme(out)
     settings = Settings(
         out=out if is_url(out) else str(Path(out).absolute()),
         level=level,
@@ -80,5 +82,5 @@ def record(
         # Not so after a command that failed before it recorded.
         has_recorded = (Path(out) / "run.json").exists()
     if has_recorded:
-        talk(f"fpdiff: recorded to {out}; next: fpdiff compare {out} OTHER_RUN")
+        talk(f"fpdiff: recorded to {out}; next: fpdiff compare {shlex.quote(out)} OTHER_RUN")
     raise typer.Exit(exit_code)

@@ -30,7 +30,9 @@ def render(verdict: Verdict, console: Console) -> None:
         content += ["", _rows(rest)]
     print_data(console, *content)
     if verdict.next:
-        print_data(console, "", "To narrow it further, record both runs again like this:")
+        print_data(
+            console, "", "To narrow it further, record A and B again; this is the command for B:"
+        )
         # The command is one line however long it is, so that it can be copied.
         console.print(Text("  ") + printable(verdict.next), soft_wrap=True)
 

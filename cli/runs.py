@@ -12,7 +12,8 @@ def open_runs(paths: list[str]) -> dict[str, Run]:
     Raises:
         StoreError: one of them is not a run.
     """
-    return dict(zip(labels(paths), [Run.open(path) for path in paths], strict=True))
+    runs = [Run.open(path) for path in paths]  # A name that is none has no label.
+    return dict(zip(labels(paths), runs, strict=True))
 
 
 def labels(paths: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """`fpdiff upload`: copy a run to object storage."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -20,4 +21,4 @@ def upload(
     """
     with progress_bar("uploading files") as progress:
         there = upload_run(run, address, progress=progress)
-    talk(f"fpdiff: uploaded to {there}; next: fpdiff compare {there} OTHER_RUN")
+    talk(f"fpdiff: uploaded to {there}; next: fpdiff compare {shlex.quote(there)} OTHER_RUN")

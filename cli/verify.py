@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from fpdiff.cli.console import data_console, print_data, printable, talk
+from fpdiff.cli.keep import empty_folder
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.verify.check import Verification
 from fpdiff.fingerprint.verify.check import verify as run_both
@@ -38,9 +39,9 @@ def verify(
         typer.Option("--json", help="Print JSON; what COMMAND prints goes to standard error."),
     ] = False,
 ) -> None:
-    """Run a command without and with the recorder, and compare its parameters bit by bit.
+    """Say whether recording changes what a command computes.
 
-    Exits with 0 if they are the same after every optimizer step, 1 if recording changed them, 2 if
+    Runs it without and with the recorder, and compares its parameters bit by bit. Exits with 0 if they are the same after every optimizer step, 1 if recording changed them, 2 if
     that cannot be said: the command fails, or its own repeats differ.
     """
     if not command:
@@ -54,10 +55,7 @@ def verify(
         with tempfile.TemporaryDirectory(prefix="fpdiff-verify-") as folder:
             found = run_both(settings, command, Path(folder), _say, stdout)
     else:
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise RecordError(f"{keep} is not an empty folder: give --keep a new one")
-        keep.mkdir(parents=True, exist_ok=True)
-        found = run_both(settings, command, keep.absolute(), _say, stdout)
+        found = run_both(settings, command, empty_folder(keep), _say, stdout)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:

@@ -99,8 +99,9 @@ def record(
     """
     from fpdiff.fingerprint.record.inline import recording
     from fpdiff.fingerprint.record.settings import Settings, parse_ranks, parse_steps
-    from fpdiff.store.bucket import is_url
+    from fpdiff.store.bucket import is_url, refuse_other_scheme
 
+    refuse_other_scheme(fspath(path))
     if is_url(path):
         raise RecordError(
             f"{fspath(path)} is on object storage, which a training process does not write to:"

@@ -23,6 +23,11 @@ ATTEMPTS = 3
 # A pathlib.Path has made one slash of the two.
 _URL = re.compile(r"s3:/{1,2}([^/]+)/*(.*?)/*")
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+# Storages and their clients disagree on what these lead to.
+_AMBIGUOUS = {"", ".", ".."}
+
 _REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|EXPIRED_TOKEN|HTTP status 40[13]"
@@ -33,6 +38,18 @@ _UNREACHABLE = re.compile(r"NETWORK_CONNECTION.*?(?:curlCode: \d+, )?([^:;]*)(?:
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is on object storage."""
     return os.fspath(path).startswith("s3:/")
+
+
+def refuse_other_scheme(path: str) -> None:
+    """Refuse an address that a folder's name would be made of, such as `gs://bucket/run`.
+
+    Raises:
+        BucketError: it is one, of another scheme than s3.
+    """
+    if _SCHEME.match(path) and not is_url(path):
+        raise BucketError(
+            f"{path} is no address that fpdiff knows: give a folder, or s3://BUCKET/FOLDER"
+        )
 
 
 class ObjectFolder:
@@ -48,6 +65,10 @@ class ObjectFolder:
         match = _URL.fullmatch(text)
         if match is None or not match[2]:
             raise BucketError(f"{text} names no folder: write s3://BUCKET/FOLDER")
+        if not _AMBIGUOUS.isdisjoint([match[1], *match[2].split("/")]):
+            raise BucketError(
+                f"{text} has a part that is empty or made of dots: write s3://BUCKET/FOLDER"
+            )
         self.bucket, folder = match[1], match[2]
         self.url = f"s3://{self.bucket}/{folder}"
         self._base = f"{self.bucket}/{folder}"

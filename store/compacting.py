@@ -68,7 +68,7 @@ def compact_run(path: str | os.PathLike[str], *, progress: Progress | None = Non
             " `fpdiff upload`"
         )
     root = Path(path)
-    run = Run.open(root, compact=False)
+    run = Run.open(path, compact=False)
     if run.info.get("ended") is None:
         raise StoreError(
             f"{run.path} has not ended: compact it when its command has; one whose recording was"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fpdiff.store.bucket import refuse_other_scheme
 from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
@@ -384,15 +385,7 @@ class Run:
             StoreError: there is no run, it is damaged, or its format is newer.
             BucketError: object storage refuses or cannot be reached.
         """
-        root = place(path)
-        if not root.exists():
-            remedy = "" if isinstance(root, Path) else ": give what `fpdiff record --out` was given"
-            raise StoreError(f"no run at {root}{remedy}")
-        if not (root / "run.json").is_file():
-            raise StoreError(
-                f"{root} is not a run: it has no run.json; give the folder that "
-                "`fpdiff record --out` wrote"
-            )
+        root = _place_of_run(path)
         info = read_json(root / "run.json")
         check_version(info.get("schema"), root / "run.json")
         found = Compact.open(root) if compact else None
@@ -408,6 +401,26 @@ def _reopened(path: Place, shift: int) -> Run:
 
 def _select(table: pa.Table, columns: tuple[str, ...] | None) -> pa.Table:
     return table if columns is None else table.select(list(columns))
+
+
+def _place_of_run(path: str | os.PathLike[str] | Place) -> Place:
+    root = place(path)
+    # A Path would show neither an empty name nor both slashes of an address.
+    name = (str(path) if isinstance(root, Path) else str(root)) or "''"
+    try:
+        is_there = name != "''" and root.exists()
+        is_run = is_there and (root / "run.json").is_file()
+    except OSError as error:
+        raise StoreError(f"{name} cannot be read: {error.strerror or error}") from error
+    if not is_there:
+        refuse_other_scheme(name)
+        raise StoreError(f"no run at {name}: give what `fpdiff record --out` was given")
+    if not is_run:
+        raise StoreError(
+            f"{root} is not a run: it has no run.json; give the folder that "
+            "`fpdiff record --out` wrote"
+        )
+    return root
 
 
 def _ranks(root: Place) -> list[int]:

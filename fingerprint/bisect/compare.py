@@ -208,7 +208,7 @@ def _compared(common: Common, tiers: Tiers) -> Compared:
     events = sum(tier.num_events for tier in tiers.values())
     if not events:
         raise CompareError(
-            "the two runs have no complete step in common: record steps of the same numbers"
+            "the two runs have no complete step in common: compare or record the same steps"
             " (--steps, --first-step)"
         )
     return Compared(

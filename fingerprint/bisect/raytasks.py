@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -17,6 +19,8 @@ _TASKS_PER_CPU = 4
 """So many are waiting for each processor: what one takes longer, others make up for."""
 
 _RETRIES = 3
+
+_KNOCK_SECONDS = 10
 
 
 @contextmanager
@@ -44,6 +48,8 @@ def ray_engine(address: str = "") -> Iterator[Engine]:
         with redirect_stdout(sys.stderr):
             yield _engine(ray)
         return
+    if address:
+        _knock(address)
     try:
         ray.init(
             address=address or None,
@@ -59,6 +65,19 @@ def ray_engine(address: str = "") -> Iterator[Engine]:
             yield _engine(ray)
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Find out at once if nobody is there; Ray itself tries for minutes."""
+    match = re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address)
+    if match is None:  # `auto`, or a client's address: Ray knows what that means.
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=_KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise CompareError(
+            f"the Ray cluster at {address} cannot be reached: {error}; give --address its HOST:PORT"
+        ) from error
 
 
 def _engine(ray: Any) -> Engine:

@@ -5,6 +5,7 @@ or slow the training, and no S3 client runs in the training's processes.
 """
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -104,7 +105,7 @@ class _Recording:
         except (BucketError, OSError, KeyboardInterrupt) as error:
             _say(
                 f"{self.url} is not complete: {_reason(error)}; the run is kept, upload it with:"
-                f" fpdiff upload {self.root} {self.url}"
+                f" fpdiff upload {shlex.quote(str(self.root))} {shlex.quote(self.url)}"
             )
             return False
         shutil.rmtree(self._spool, ignore_errors=True)

@@ -36,9 +36,20 @@ def create(
     """
     root = Path(settings.out)
     launch = "" if rank is None else launch_id(os.environ)
+    try:
+        if _takes(root, launch, rank, force=force):
+            root.mkdir(parents=True, exist_ok=True)
+            write_json(root / "run.json", _describe(settings, command, launch))
+    except OSError as error:
+        reason = error.strerror or error
+        raise RecordError(f"cannot write {root}: {reason}; give a writable --out") from error
+
+
+def _takes(root: Path, launch: str, rank: int | None, *, force: bool) -> bool:
+    """Return whether the folder is to be made; else it is that of this launch."""
     if (root / "run.json").exists():
         if rank is not None and _can_join(root, launch, rank):
-            return
+            return False
         if not force:
             raise RecordError(f"{root} exists: give another --out, or --force to replace that run")
         if rank is not None:
@@ -49,12 +60,7 @@ def create(
         remove(root)
     elif rank is None and root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise RecordError(f"{root} exists and is not a run: give another --out")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_json(root / "run.json", _describe(settings, command, launch))
-    except OSError as error:
-        reason = error.strerror or error
-        raise RecordError(f"cannot write {root}: {reason}; give a writable --out") from error
+    return True
 
 
 def of_this_attempt(root: Path) -> Path:

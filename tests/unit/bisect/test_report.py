@@ -155,7 +155,7 @@ SIDES = verdict(
 
 INCOMPARABLE = Verdict(
     verdict="incomparable",
-    summary="the two runs have no complete step in common: record steps of the same numbers"
+    summary="the two runs have no complete step in common: compare or record the same steps"
     " (--steps, --first-step)",
     a="runs/a",
     b="runs/b",

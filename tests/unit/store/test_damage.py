@@ -37,7 +37,7 @@ def flush(writer: RankWriter, step: int, first_seq: int, **changes: Any) -> None
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no run at .*missing$"):
+    with pytest.raises(StoreError, match="no run at .*missing: give what"):
         Run.open(tmp_path / "missing")
     with pytest.raises(StoreError, match="is not a run: it has no run.json; give the folder"):
         Run.open(tmp_path)
