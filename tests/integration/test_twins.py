@@ -117,4 +117,4 @@ def test_the_demo(gpt_jobs: Jobs, gpt_folder: Path) -> None:
     assert json.loads((gpt_folder / "demo" / "clean" / "run.json").read_text())["exit_code"] == 0
     again = run([*FPDIFF, "demo", "--keep", gpt_folder / "demo"])
     assert again.returncode == 2
-    assert "is not empty" in again.stderr
+    assert "is not an empty folder" in again.stderr
