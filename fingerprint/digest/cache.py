@@ -7,10 +7,12 @@ goes past the counter *and* past the sample is missed until the next counted wri
 `trust=False` where that matters more than the time.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from fpdiff.fingerprint.digest.algorithms import ALGORITHMS, Algorithm
-from fpdiff.fingerprint.digest.host import OfPlain, PlainView, digest, memory
+from fpdiff.fingerprint.digest.host import Memory, OfPlain, PlainView, digest, memory
 from fpdiff.fingerprint.digest.staging import Staging
 from fpdiff.fingerprint.digest.storages import StorageTable
 
@@ -64,21 +66,46 @@ class DigestCache:
             return self._of_plain(tensor, view)
         if not remember or tensor.is_inference():  # Which has no version counter.
             return self._of_plain(tensor, view)
-        known = self._storages.get(view.storage)
+        block = memory(tensor, view.extent_bytes)
+        return self._once(
+            tensor, view.storage, view.where, block, trust, lambda: self._of_plain(tensor, view)
+        )
+
+    def digest_at(
+        self, tensor: torch.Tensor, where: tuple[object, ...], block: Memory, *, trust: bool
+    ) -> bytes:
+        """Return what `digest` does, of a row-major tensor on the host with a version counter.
+
+        Args:
+            tensor: the tensor.
+            where: see `PlainView`.
+            block: the tensor's memory.
+            trust: as for `digest`.
+        """
+        if len(block) <= SMALL_BYTES:
+            return self.of_memory(block)
+        storage = tensor.untyped_storage()
+        return self._once(tensor, storage, where, block, trust, lambda: self.of_memory(block))
+
+    def _once(
+        self,
+        tensor: torch.Tensor,
+        storage: torch.UntypedStorage,
+        where: tuple[object, ...],
+        block: Memory,
+        trust: bool,
+        take: Callable[[], bytes],
+    ) -> bytes:
+        known = self._storages.get(storage)
         if known is None:
             known = {}
-            self._storages.put(view.storage, known)
-        version, before = tensor._version, known.get(view.where)
-        if (
-            trust
-            and before is not None
-            and before[0] == version
-            and before[1] == _sample(tensor, view)
-        ):
+            self._storages.put(storage, known)
+        version, before = tensor._version, known.get(where)
+        if trust and before is not None and before[0] == version and before[1] == _sample(block):
             return before[2]
-        result = self._of_plain(tensor, view)
+        result = take()
         # Sampled afterwards, when digesting has brought the memory near.
-        known[view.where] = (version, _sample(tensor, view), result)
+        known[where] = (version, _sample(block), result)
         return result
 
     def digest_now(self, tensor: torch.Tensor, view: PlainView | None) -> bytes:
@@ -111,11 +138,11 @@ def _staged(staging: Staging, now: OfPlain) -> OfPlain:
     return of_plain
 
 
-def _sample(tensor: torch.Tensor, view: PlainView) -> bytes:
-    """Return 8-byte words spread over the tensor's memory.
+def _sample(block: Memory) -> bytes:
+    """Return 8-byte words spread over the memory.
 
     Where the memory is cold each word costs a cache miss, 0.1 us: the sample then costs what
     hashing another 40 KiB would.
     """
-    words = memoryview(memory(tensor, view.extent_bytes & ~7)).cast("B").cast("Q")
+    words = memoryview(block).cast("B")[: len(block) & ~7].cast("Q")
     return words[:: len(words) // SAMPLE_WORDS].tobytes()

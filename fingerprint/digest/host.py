@@ -11,6 +11,7 @@ its digest is that of the parts' digests in a fixed order. A distributed tensor 
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -46,7 +47,8 @@ class PlainView:
         storage: the tensor's storage.
         where: what, beside storage and version, decides the logical bytes. Two contiguous views
             of the same bytes share it whatever their shapes.
-        extent_bytes: from the first element to the end of the last.
+        start_byte: of the first element in the storage; `end_byte` of the end of the last.
+        extent_bytes: from the one to the other.
         is_row_major: the extent is the logical row-major bytes.
         is_dense: the extent holds its elements and nothing else, in whatever order.
         is_on_host: the memory can be read.
@@ -55,6 +57,8 @@ class PlainView:
 
     storage: torch.UntypedStorage
     where: tuple[object, ...]
+    start_byte: int
+    end_byte: int
     extent_bytes: int
     is_row_major: bool
     is_dense: bool
@@ -77,24 +81,31 @@ def look(tensor: torch.Tensor) -> PlainView | None:
         storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):  # Inside a functorch transform.
         return None
-    start = tensor.storage_offset() * tensor.itemsize
+    start: int = tensor.storage_offset() * tensor.itemsize  # type: ignore[assignment]  # No SymInt.
     resolved = not tensor.is_conj() and not tensor.is_neg()
-    if tensor.is_contiguous():
+    if is_dense := tensor.is_contiguous():
         extent_bytes = tensor.nbytes
-        if resolved:
-            where: tuple[object, ...] = (start, extent_bytes)
-        else:
+        where: tuple[object, ...] = (start, extent_bytes)
+        if not resolved:
             where = (start, extent_bytes, tensor.is_conj(), tensor.is_neg())
-        is_row_major, is_dense = resolved, True
+        is_row_major = resolved
     else:
         shape, stride = tuple(tensor.shape), tensor.stride()
         last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         extent_bytes = (last + 1) * tensor.itemsize if tensor.numel() else 0
         where = (start, shape, stride, tensor.dtype, tensor.is_conj(), tensor.is_neg())
         is_row_major, is_dense = False, extent_bytes == tensor.nbytes
-    has_memory = start + extent_bytes <= storage.nbytes()
+    end = start + extent_bytes
     return PlainView(
-        storage, where, extent_bytes, is_row_major, is_dense, tensor.is_cpu, has_memory
+        storage,
+        where,
+        start,
+        end,
+        extent_bytes,
+        is_row_major,
+        is_dense,
+        tensor.is_cpu,
+        end <= storage.nbytes(),
     )
 
 
@@ -164,14 +175,20 @@ def check_readable(tensor: torch.Tensor, view: PlainView) -> None:
         raise Undigestible("graph capture")
 
 
+@lru_cache(maxsize=4096)
+def _block(size_bytes: int) -> type[Memory]:
+    """Return the type of so much memory: made anew each time, it would cost more than its use."""
+    return ctypes.c_char * size_bytes
+
+
 def memory(tensor: torch.Tensor, size_bytes: int) -> Memory:
     """Return the host memory from a tensor's first element on; valid while the tensor lives."""
-    return (ctypes.c_char * size_bytes).from_address(tensor.data_ptr())
+    return _block(size_bytes).from_address(tensor.data_ptr())
 
 
 def memory_range(storage: torch.UntypedStorage, start: int, end: int) -> Memory:
     """Return the host memory of a storage from byte `start` to `end`; valid while it lives."""
-    return (ctypes.c_char * (end - start)).from_address(storage.data_ptr() + start)
+    return _block(end - start).from_address(storage.data_ptr() + start)
 
 
 def row_major(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,18 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# At hand in each call: looked up through torch, they cost more than they do.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_NoTorchFunction = torch._C.DisableTorchFunction
+
 _dynamo: Any = torch._C._dynamo.eval_frame
 _LEAVE_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
 
 
 def observing(
     body: Callable[Concatenate[Any, P], None],
+    unless: Callable[Concatenate[Any, P], bool] | None = None,
 ) -> Callable[Concatenate[Any, P], None]:
     """Make a method of an object with a `recorder` attribute fit to be a hook.
 
@@ -27,17 +33,21 @@ def observing(
     torch function modes and subclasses are switched off, so no user code sees the hook's own
     look-ups, and the ops that the hook itself runs are not taken for the program's.
     An error of ours stops the recording, never the program.
+
+    Args:
+        body: the method.
+        unless: given the same, says quickly whether there is nothing to do.
     """
 
     @functools.wraps(body)
     def hook(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if _is_compiling() or _tracing_state() is not None:
             return
         recorder: Recorder = self.recorder
-        if not recorder.awake:
+        if not recorder.awake or (unless is not None and unless(self, *args, **kwargs)):
             return
         outer, recorder.is_observing = recorder.is_observing, True
-        with torch._C.DisableTorchFunction():
+        with _NoTorchFunction():
             try:
                 body(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.

@@ -33,6 +33,7 @@ from fpdiff.fingerprint.record.ops.devicekernels import DeviceKernels
 from fpdiff.fingerprint.record.ops.writers import Writers
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.optimizing import RunningOptimizer
+from fpdiff.fingerprint.record.state.standing import Standing
 from fpdiff.fingerprint.record.state.stepstate import StateRecorder
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.columns import EventColumns
@@ -64,6 +65,8 @@ class Recorder:
         # With --rehash digests are compared as soon as they are taken.
         staging = Staging() if settings.digest == "mix128" and not settings.rehash else None
         self.cache = DigestCache(ALGORITHMS[settings.digest], staging)
+        # Elsewhere more is done for each tensor than `emit_standing` does.
+        self._knows_standing = not (self.ops or settings.stats)
         self.state = StateRecorder(self)
         self.blind_spots: Counter[str] = Counter()
         self.device_kernels = DeviceKernels(self.blind_spots)
@@ -432,9 +435,14 @@ class Recorder:
             occurrence = occurrences.get(again, 0)
             occurrences[again] = occurrence + 1
         site = self._sites.number((point, occurrence, dtype, shape), source)
-        columns = self._columns
         if value is not None:
-            columns.values[len(columns)] = value
+            self._columns.values[len(self._columns)] = value
+        return self._append(microbatch, site, digest, reads, span)
+
+    def _append(
+        self, microbatch: int, site: int, digest: bytes, reads: Sequence[int], span: int
+    ) -> int:
+        columns = self._columns
         seq = columns.append(microbatch, site, digest, reads, span)
         if len(columns) >= FLUSH_EVENTS:
             self._flush(close=False)
@@ -495,6 +503,42 @@ class Recorder:
         if follow:
             self.producers.put(tensor, view, seq)
         return seq
+
+    def emit_standing(
+        self,
+        point: Point,
+        standing: Standing,
+        tensor: torch.Tensor,
+        *,
+        trust: bool,
+        follow: bool = False,
+        reads: Sequence[int] = (),
+        span: int = 0,
+    ) -> int | None:
+        """Append the event of a tensor of the state, as `emit_tensor` does, and faster.
+
+        Args:
+            point: as for `emit_tensor`, and so are the others.
+            standing: what is known of this tensor.
+        """
+        microbatch = 0 if point.phase == "optimizer" else self.microbatch
+        again = (point, microbatch)
+        if self._knows_standing and again not in self._occurrences:
+            known = standing.site(tensor, point.phase)
+            if known is not None:
+                self._occurrences[again] = 1
+                digest = standing.digest(tensor, self.cache, trust=trust)
+                seq = self._append(microbatch, known, digest, reads, span)
+                if follow:
+                    self.producers.put(tensor, look(tensor), seq)
+                return seq
+        new = self.emit_tensor(
+            point, tensor, trust=trust, follow=follow, microbatch=microbatch, reads=reads, span=span
+        )
+        if self._knows_standing and new is not None and self._occurrences[again] == 1:
+            site = self._sites.number((point, 0, tensor.dtype, tensor.shape))
+            standing.learn(tensor, point.phase, site)
+        return new
 
     # Ops
 

@@ -44,6 +44,18 @@ class Lines:
             self._of_places[place] = self.of(point)
         self._nodes.note_line(self._of_places[place], by_pass=point.phase == "backward")
 
+    def note_running(self) -> bool:
+        """Note the line that runs for a node that was just created, if one was.
+
+        Returns:
+            False if a backward pass has created it: whose line that is hangs on the op's place.
+        """
+        if self._nodes.is_new():
+            if torch._C._current_graph_task_id() != -1:
+                return False
+            self._nodes.note_line(running_line(), by_pass=False)
+        return True
+
     def _of_forward(self) -> str | None:
         node = torch._C._current_autograd_node()
         if node is None or accumulated_leaf(node) is not None:

@@ -7,6 +7,7 @@ runs, and where autograd runs nodes in a thread of its own there is none.
 import os
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -36,20 +37,22 @@ def running_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _PASS:
         path = frame.f_code.co_filename
-        if not _is_inside(path):
-            return f"{_short(path)}:{frame.f_lineno}"
+        if _is_programs(path):
+            return f"{_short(path, os.getcwd())}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 
 
-def _is_inside(path: str) -> bool:
+@cache
+def _is_programs(path: str) -> bool:
     if path.startswith(_NOT_THE_PROGRAM):
-        return True
-    return path.startswith(_LIBRARY) and not path.startswith(_PACKAGES)
+        return False
+    return not path.startswith(_LIBRARY) or path.startswith(_PACKAGES)
 
 
-def _short(path: str) -> str:
-    for folder in (os.getcwd() + os.sep, *_PACKAGES):
+@cache
+def _short(path: str, working_folder: str) -> str:
+    for folder in (working_folder + os.sep, *_PACKAGES):
         if path.startswith(folder):
             return path.removeprefix(folder)
     return path

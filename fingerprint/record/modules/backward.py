@@ -221,17 +221,16 @@ class GradientHooks:
             return  # FSDP calls this when it has reduced the gradient: it is no rank's own.
         if parameter.grad is None or not recorder.touch():
             return
-        owner = recorder.state.owner(parameter)
-        if owner is None:
+        place = recorder.state.owned(parameter)
+        if place is None:
             return
-        module, name = owner
-        reads = list(recorder.state.module_reads.get(module, ()))
-        reads += recorder.calls_read.get((module, self.microbatch), ())
+        reads = list(recorder.state.module_reads.get(place.module, ()))
+        reads += recorder.calls_read.get((place.module, self.microbatch), ())
         if (before := recorder.gradient_seqs.get(id(parameter))) is not None:
             reads.append(before)  # It was added to what an earlier pass left.
         reads, span = self._edges(reads, self._first_seq())
         seq = recorder.emit_tensor(
-            Point("backward", "local_gradient", module, "", 0, f"grad.{name}"),
+            place.local_gradient,
             parameter.grad,
             trust=recorder.ops,  # Else a C++ reducer's writes go unseen.
             follow=False,

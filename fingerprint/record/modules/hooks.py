@@ -6,6 +6,7 @@ on modules would switch off fused paths and with them change bits.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,17 @@ from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
 
 
+def _is_below_root(hooks: "ModuleHooks", module: nn.Module, *_: Any) -> bool:
+    """Return whether nothing is recorded of a call: at rung step, that of a root's own module.
+
+    A root that calls itself is no such module: its calls are kept paired.
+    """
+    if hooks.recorder.layers:
+        return False
+    running = hooks.recorder.scopes.top_module()
+    return running is not None and running is not module
+
+
 class ModuleHooks:
     """The bodies of the global forward hooks."""
 
@@ -31,7 +43,7 @@ class ModuleHooks:
         self.gradients = gradients
         self._forwards: dict[int, tuple[int, int]] = {}
 
-    @observing
+    @partial(observing, unless=_is_below_root)
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Enter a module's call: draw the scope, find or record what it was given."""
         recorder = self.recorder
@@ -40,8 +52,7 @@ class ModuleHooks:
         if parent is None and not self._enter_root(module):
             return
         if parent is not None and not recorder.layers:
-            if scopes.is_running(module):  # A root that calls itself: keep its calls paired.
-                scopes.enter(module, parent)
+            scopes.enter(module, parent)
             return
         if parent is not None and parent.is_opaque:
             return
@@ -58,7 +69,7 @@ class ModuleHooks:
         if recorder.ops:
             recorder.nodes.mark(scope)
 
-    @observing
+    @partial(observing, unless=_is_below_root)
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Leave a module's call and record its outputs; also called after an exception."""
         recorder = self.recorder

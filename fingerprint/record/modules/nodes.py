@@ -140,6 +140,8 @@ class Nodes:
 
     def _creator(self, number: int) -> _Thread:
         """Return the table of the thread that has created a node, the likelier one of several."""
+        if len(self._threads) == 1:
+            return self.of_pass
         return next((table for table, _ in self._candidates(number)), self.of_pass)
 
     def _candidates(self, number: int) -> list[tuple[_Thread, _Noted]]:

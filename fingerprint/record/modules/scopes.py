@@ -58,6 +58,10 @@ class ScopeStack(threading.local):
         """Return the innermost running call."""
         return self._running[-1][1] if self._running else None
 
+    def top_module(self) -> nn.Module | None:
+        """Return the module of the innermost running call."""
+        return self._running[-1][0] if self._running else None
+
     def enter(self, module: nn.Module, scope: Scope) -> None:
         """Begin a call."""
         self._running.append((module, scope))
@@ -74,7 +78,3 @@ class ScopeStack(threading.local):
                 del running[index:]
                 return scope
         return None
-
-    def is_running(self, module: nn.Module) -> bool:
-        """Return whether a call of the module is running in this thread."""
-        return any(running is module for running, _ in self._running)

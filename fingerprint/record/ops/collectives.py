@@ -270,10 +270,9 @@ class CollectiveRecorder:
             call.reads = reads
             self._ops.made(call, "received", slot, None, landed)
 
-        start = int(view.where[0])  # type: ignore[call-overload]
         return Flight(
-            start,
-            start + view.extent_bytes,
+            view.start_byte,
+            view.end_byte,
             list(call.reads),
             land,
             tensor.dtype,

@@ -253,11 +253,13 @@ def _describe(name: str, parameters: tuple[str, ...]) -> OpSchema:
         allocates=False,
         is_view=False,
         shows_arguments=True,
+        only_reshapes=False,
         draws=False,
         undefined=frozenset(),
         returns_arguments=frozenset(),
         by_element=False,
         is_collective=False,
+        meets_others=False,
         waits=False,
         is_idle=False,
     )

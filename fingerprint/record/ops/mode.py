@@ -39,6 +39,8 @@ _MAX_NUMBERS = 32
 _MAX_ARGUMENTS = 10_000
 """So many different arguments of ops are remembered."""
 
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
 _HOLE = digest_bytes(b"memory that no op has written")
 
 
@@ -84,6 +86,14 @@ class OpMode(TorchDispatchMode):
             result = func(*args, **kwargs)
         ops.after(call, result)
         return result
+
+
+def _are_only_shapes(tensors: list[Argument]) -> bool:
+    """Return whether a tracer is at work: a tensor has no data."""
+    for _, _, _, tensor in tensors:  # A third of the cost of `any`.
+        if tensor.is_meta:
+            return True
+    return False
 
 
 @cache
@@ -147,12 +157,12 @@ class OpRecorder:
         schema = self._schemas.get(op)
         if schema is None:
             schema = self._schemas[op] = describe(op)
-        if schema.is_idle:
+        if schema.is_idle or (schema.only_reshapes and self._leaves_nothing(args)):
             return None
         tensors, others = split(schema, args, kwargs)
-        if any(tensor.is_meta for _, _, _, tensor in tensors):
-            return None  # A tracer at work on shapes.
-        if schema.is_collective or schema.waits or schema.name == "aten.copy_.default":
+        if _are_only_shapes(tensors):
+            return None
+        if schema.meets_others:
             taken, call = self.collectives.before(schema, tensors, others, args, kwargs)
             if taken:
                 return call
@@ -171,6 +181,19 @@ class OpRecorder:
         if schema.draws:
             self._draw(call, tensors, {**dict(zip(schema.arguments, args, strict=False)), **kwargs})
         return call
+
+    def _leaves_nothing(self, args: tuple[Any, ...]) -> bool:
+        """Return whether a view of other shape leaves nothing to record: no event chose its place.
+
+        A third of a model's ops are such views; all that is noted of them is the line.
+        """
+        recorder = self.recorder
+        tensor: Any = args[0] if args else None
+        if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
+            return False
+        if recorder.writers.has_views(tensor.untyped_storage()):
+            return False
+        return recorder.lines.note_running()
 
     def _after(self, call: Call, result: Any) -> None:
         schema = call.schema
@@ -240,8 +263,8 @@ class OpRecorder:
         return point, scope.microbatch
 
     def _module_of(self, tensor: torch.Tensor) -> str:
-        owner = self.recorder.state.owner(tensor)
-        return "" if owner is None else owner[0]
+        place = self.recorder.state.owned(tensor)
+        return "" if place is None else place.module
 
     def _forget(self, schema: OpSchema, tensors: list[Argument]) -> None:
         """Let go of what is known of memory that an op outside the window is about to write."""
@@ -420,7 +443,7 @@ class OpRecorder:
         tensor = tensors[0][3] if tensors else None
         if tensor is None or tensor.layout is not torch.strided:
             return
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in _PLAIN_TYPES:
             return
         chooses = bool(others) and call.schema.shows_arguments
         if chooses or self.recorder.writers.has_views(tensor.untyped_storage()):

@@ -23,7 +23,7 @@ _IDLE = frozenset(f"aten.{name}" for name in ("resize_", "resize_as_", "set_", "
 _NO_DATA = frozenset(("prim", "prims", "profiler", "debugprims"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpSchema:
     """One operator.
 
@@ -35,11 +35,13 @@ class OpSchema:
         allocates: its outputs are memory that nobody has written.
         is_view: its outputs are views of its first argument, nothing is computed.
         shows_arguments: its other arguments decide what it computes or looks at.
+        only_reshapes: it is a view of all that its first argument looks at.
         draws: it draws from a random generator.
         undefined: indices of outputs that hold nothing.
         returns_arguments: indices of returns that are arguments it wrote.
         by_element: it works on lists, element by element.
         is_collective: it exchanges tensors with other ranks.
+        meets_others: it is part of a collective, or may be.
         waits: it waits for a collective and computes nothing.
         is_idle: it touches no data.
     """
@@ -51,11 +53,13 @@ class OpSchema:
     allocates: bool
     is_view: bool
     shows_arguments: bool
+    only_reshapes: bool
     draws: bool
     undefined: frozenset[int]
     returns_arguments: frozenset[int]
     by_element: bool
     is_collective: bool
+    meets_others: bool
     waits: bool
     is_idle: bool
 
@@ -90,6 +94,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
         allocates=base in memory["allocate"]["ops"],
         is_view=is_view,
         shows_arguments=base not in _ONLY_SHAPE,
+        only_reshapes=is_view and (base in _ONLY_SHAPE or len(arguments) == 1),
         draws=torch.Tag.nondeterministic_seeded in op.tags,
         undefined=frozenset(int(i) for i in memory["undefined"]["outputs"].get(base, ())),
         returns_arguments=frozenset(
@@ -97,6 +102,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
         ),
         by_element=op._opname.startswith(("_foreach_", "_fused_", "_amp_foreach_")),
         is_collective=collective and not waits and not idle,
+        meets_others=collective or base == "aten.copy_",
         waits=waits,
         is_idle=idle,
     )

@@ -6,7 +6,7 @@ A tensor reads the events whose ranges overlap its own. Bytes that an `empty` ma
 written since are known to be nobody's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,8 +16,11 @@ from fpdiff.fingerprint.digest.host import PlainView
 from fpdiff.fingerprint.digest.storages import StorageTable
 
 Where = tuple[object, ...]
-Ranges = list[tuple[int, int]]
+Ranges = Sequence[tuple[int, int]]
 """Half-open ranges of bytes."""
+
+_NO_VIEWS: dict[Where, int] = {}
+"""Shared by all storages that have none; never written."""
 
 
 class Write(NamedTuple):
@@ -61,16 +64,16 @@ class Flight:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one storage."""
+    """What is known of one storage; most have one write and nothing else."""
 
     writes: list[Write] = field(default_factory=list)
-    holes: Ranges = field(default_factory=list)
-    views: dict[Where, int] = field(default_factory=dict)  # by place, who chose it
-    flights: list[Flight] = field(default_factory=list)
+    holes: Ranges = ()
+    views: dict[Where, int] = field(default_factory=lambda: _NO_VIEWS)  # by place, who chose it
+    flights: Sequence[Flight] = ()
 
     def add(self, write: Write, *, is_hole: bool = False) -> None:
         """Add a write; those of which it leaves nothing go."""
-        if write.dense:
+        if write.dense and self.writes:
             self.writes = [w for w in self.writes if w.start < write.start or write.end < w.end]
         self.writes.append(write)
         if self.holes and not is_hole:
@@ -79,8 +82,10 @@ class _Memory:
     def renumber(self, change: Callable[[int], int]) -> None:
         """Give every event another number."""
         self.writes = [w._replace(seq=change(w.seq)) for w in self.writes]
-        self.views = {where: change(seq) for where, seq in self.views.items()}
-        self.flights = [replace(f, reads=[change(seq) for seq in f.reads]) for f in self.flights]
+        if self.views:
+            self.views = {where: change(seq) for where, seq in self.views.items()}
+        if self.flights:
+            self.flights = [replace(f, reads=[change(s) for s in f.reads]) for f in self.flights]
 
 
 class Sources(NamedTuple):
@@ -113,7 +118,7 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is None:
             return _NONE
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         if memory.flights:
             self._land(memory, view.storage, start, end)
         writes = memory.writes
@@ -122,7 +127,7 @@ class Writers:
             if write.start <= start and end <= write.end and write.seq >= first:
                 return Sources([write.seq], True, False)
         seqs = []
-        gaps = [(start, end)]
+        gaps: Ranges = [(start, end)]
         for write in writes:
             if write.start < end and start < write.end and write.seq >= first:
                 seqs.append(write.seq)
@@ -144,7 +149,7 @@ class Writers:
             is_hole: the event says that nobody wrote it.
         """
         memory = self._memory(view.storage)
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         if not (view.is_row_major and view.is_on_host):
             digest = None
         memory.add(Write(start, end, seq, digest, view.is_dense), is_hole=is_hole)
@@ -160,11 +165,14 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is not None:
             memory.writes = []
-            memory.holes = _without(memory.holes, *_range(view))
+            memory.holes = _without(memory.holes, view.start_byte, view.end_byte)
 
     def choose(self, view: PlainView, seq: int) -> None:
         """Note that event `seq` says which part of its storage a view looks at."""
-        self._memory(view.storage).views[view.where] = seq
+        memory = self._memory(view.storage)
+        if not memory.views:
+            memory.views = {}
+        memory.views[view.where] = seq
 
     def chosen(self, view: PlainView) -> int | None:
         """Return the event that says which part of its storage a view looks at."""
@@ -174,8 +182,8 @@ class Writers:
     def launch(self, view: PlainView, flight: Flight) -> None:
         """Note that a collective is going to write there."""
         memory = self._memory(view.storage)
-        memory.holes = _without(memory.holes, *_range(view))
-        memory.flights.append(flight)
+        memory.holes = _without(memory.holes, view.start_byte, view.end_byte)
+        memory.flights = [*memory.flights, flight]
 
     def digest_of(self, view: PlainView) -> bytes | None:
         """Return a tensor's digest, if the last write there was of just this tensor."""
@@ -183,7 +191,7 @@ class Writers:
         if memory is None or not memory.writes or not view.is_row_major:
             return None
         last = memory.writes[-1]
-        return last.digest if (last.start, last.end) == _range(view) else None
+        return last.digest if (last.start, last.end) == (view.start_byte, view.end_byte) else None
 
     def has_views(self, storage: torch.UntypedStorage) -> bool:
         """Return whether some view of a storage was chosen by an event."""
@@ -196,7 +204,10 @@ class Writers:
         if memory is None or not memory.writes:
             return False
         last = memory.writes[-1]
-        return (last.start, last.end) == _range(view) and last.digest not in (None, digest)
+        return (last.start, last.end) == (view.start_byte, view.end_byte) and last.digest not in (
+            None,
+            digest,
+        )
 
     def rewritten(self, view: PlainView, digest: Callable[[int, int], bytes]) -> bool:
         """Return whether bytes that a tensor reads are no longer what their event recorded.
@@ -208,7 +219,7 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is None:
             return False
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         size = view.storage.nbytes()
         writes = [w for w in memory.writes if w.start < end and start < w.end]
         latest = [
@@ -224,7 +235,7 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is None:
             return None
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         return next(
             (w.seq for w in reversed(memory.writes) if w.start < end and start < w.end), None
         )
@@ -234,7 +245,7 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is None or not memory.flights:
             return False
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         return any(f.start < end and start < f.end for f in memory.flights)
 
     def is_copied_in(self, view: PlainView) -> bool:
@@ -242,7 +253,7 @@ class Writers:
         memory = self._storages.get(view.storage)
         if memory is None or not memory.flights:
             return False
-        start, end = _range(view)
+        start, end = view.start_byte, view.end_byte
         return any(f.by_copy and f.start < end and start < f.end for f in memory.flights)
 
     def num_in_flight(self) -> int:
@@ -259,8 +270,10 @@ class Writers:
         self._storages.sweep()
         for memory in self._storages.values():
             memory.writes = [w for w in memory.writes if w.seq >= end]
-            memory.views = {where: seq for where, seq in memory.views.items() if seq >= end}
-            memory.flights = [f for f in memory.flights if f.reads and min(f.reads) >= end]
+            if memory.views:
+                memory.views = {where: seq for where, seq in memory.views.items() if seq >= end}
+            if memory.flights:
+                memory.flights = [f for f in memory.flights if f.reads and min(f.reads) >= end]
 
     def _memory(self, storage: torch.UntypedStorage) -> _Memory:
         memory = self._storages.get(storage)
@@ -277,11 +290,6 @@ class Writers:
             tensor = torch.empty(0, dtype=flight.dtype, device=storage.device)
             tensor.set_(storage, flight.offset, flight.size, flight.stride)
             flight.land(tensor, flight.reads)
-
-
-def _range(view: PlainView) -> tuple[int, int]:
-    start = int(view.where[0])  # type: ignore[call-overload]
-    return start, start + view.extent_bytes
 
 
 def _overlap(a: Write, b: Write) -> bool:

@@ -22,6 +22,7 @@ from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.modules.containers import tensors_in
 from fpdiff.fingerprint.record.modules.scopes import MAX_READS
 from fpdiff.fingerprint.record.state.discovery import Discovery
+from fpdiff.fingerprint.record.state.standing import Standing
 
 if TYPE_CHECKING:
     from fpdiff.fingerprint.record.recorder import Recorder
@@ -37,22 +38,30 @@ class Place:
         kind: "parameter", or "master" for a tensor that only the optimizer holds.
         module: path of the module that it is a parameter of.
         name: its name there.
+        begun: at the start of the step.
         updated: after the optimizer's step; `reduced_gradient` of its gradient before it.
     """
 
     kind: str
     module: str
     name: str
+    module_class: str = ""
+    standing: Standing = field(default_factory=Standing)
+    begun: Point = field(init=False)
     updated: Point = field(init=False)
     reduced_gradient: Point = field(init=False)
+    local_gradient: Point = field(init=False)
     _keys: tuple[Any, ...] = ()
     _kept: "list[_Kept]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make the points."""
-        self.updated = Point("optimizer", self.kind, self.module, "", 0, self.name)
-        slot = f"grad.{self.name}"
-        self.reduced_gradient = Point("optimizer", "reduced_gradient", self.module, "", 0, slot)
+        module, name = self.module, self.name
+        self.begun = Point("init", self.kind, module, self.module_class, 0, name)
+        self.updated = Point("optimizer", self.kind, module, "", 0, name)
+        slot = f"grad.{name}"
+        self.reduced_gradient = Point("optimizer", "reduced_gradient", module, "", 0, slot)
+        self.local_gradient = Point("backward", "local_gradient", module, "", 0, slot)
 
     def kept(self, entries: Mapping[Any, Any]) -> "list[_Kept]":
         """Return what an optimizer keeps for the tensor, in an order that is the same in any run.
@@ -72,7 +81,7 @@ class Place:
             Point(phase, "optimizer_state", self.module, "", 0, slot)
             for phase in ("init", "optimizer")
         )
-        return _Kept(key, begun, updated)
+        return _Kept(key, begun, updated, Standing())
 
 
 class _Kept(NamedTuple):
@@ -81,6 +90,7 @@ class _Kept(NamedTuple):
     key: Any
     begun: Point
     updated: Point
+    standing: Standing
 
 
 _FLAG = {flag: digest_bytes(str(flag).encode()) for flag in (True, False)}
@@ -98,7 +108,6 @@ class StateRecorder:
         self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._option_seqs: dict[int, list[int]] = {}  # by number of the optimizer
-        self._owners: IdentityTable[tuple[str, str]] = IdentityTable()
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
@@ -199,14 +208,16 @@ class StateRecorder:
             self._scaler(index, scaler)
 
     def _parameter(self, path: str, kind: str, name: str, parameter: torch.Tensor) -> list[int]:
-        owner = self._owners.get(parameter)
-        if owner is None:
-            self._owners.put(parameter, (path, name))
-        elif owner != (path, name):  # Tied: recorded under its first name.
+        place = self._places.get(parameter)
+        if place is None:
+            place = Place("parameter", path, name, kind)
+            self._places.put(parameter, place)
+        elif (place.module, place.name) != (path, name):  # Tied: recorded under its first name.
             known = self.parameter_seqs.get(id(parameter))
             return [] if known is None else [known]
-        point = Point("init", "parameter", path, kind, 0, name)
-        seq = self.recorder.emit_tensor(point, parameter)
+        seq = self.recorder.emit_standing(
+            place.begun, place.standing, parameter, trust=True, follow=True
+        )
         if seq is None:
             return []
         self.parameter_seqs[id(parameter)] = seq
@@ -243,21 +254,16 @@ class StateRecorder:
         if seq is not None:
             self._rewritten[id(parameter)] = seq
 
-    def owner(self, parameter: torch.Tensor) -> tuple[str, str] | None:
-        """Return (module path, name) of a parameter of a known module, or None."""
-        return self._owners.get(parameter)
+    def owned(self, parameter: torch.Tensor) -> Place | None:
+        """Return the place of a parameter of a known module, or None."""
+        return self._places.get(parameter)
 
     def place(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Place:
         """Return the place of a parameter, or of an optimizer's own tensor."""
         place = self._places.get(parameter) or self._masters.get(parameter)
         if place is None:
-            owner = self.owner(parameter)
-            if owner is not None:
-                place = Place("parameter", *owner)
-                self._places.put(parameter, place)
-            else:
-                place = Place("master", "", self._name_of_master(optimizer, parameter))
-                self._masters.put(parameter, place)
+            place = Place("master", "", self._name_of_master(optimizer, parameter))
+            self._masters.put(parameter, place)
         return place
 
     def _name_of_master(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
@@ -274,8 +280,7 @@ class StateRecorder:
             for parameter in group["params"]:
                 place = self.place(optimizer, parameter)
                 if place.kind == "master":
-                    point = Point("init", place.kind, place.module, "", 0, place.name)
-                    seq = self.recorder.emit_tensor(point, parameter)
+                    seq = self.recorder.emit_tensor(place.begun, parameter)
                     if seq is not None:
                         self.parameter_seqs[id(parameter)] = seq
 
@@ -289,8 +294,30 @@ class StateRecorder:
                     continue
                 place = self.place(optimizer, parameter)
                 seqs = self._held_seqs.setdefault(id(parameter), [])
-                for key, point, _ in place.kept(entries):
-                    seqs += self._value(point, entries[key])
+                for key, point, _, standing in place.kept(entries):
+                    seqs += self._kept(point, standing, entries[key])
+
+    def _kept(
+        self,
+        point: Point,
+        standing: Standing,
+        value: Any,
+        reads: Sequence[int] = (),
+        first: int | None = None,
+    ) -> list[int]:
+        """Emit what an optimizer keeps for a parameter, as `_value` does."""
+        if not isinstance(value, torch.Tensor):
+            return self._value(point, value, reads, first)
+        recorder = self.recorder
+        seq = recorder.emit_standing(
+            point,
+            standing,
+            value,
+            trust=point.phase == "init",  # As in `_tensor`.
+            reads=reads,
+            span=0 if first is None else recorder.next_seq() - first,
+        )
+        return [] if seq is None else [seq]
 
     def _value(
         self, point: Point, value: Any, reads: Sequence[int] = (), first: int | None = None
@@ -386,17 +413,17 @@ class StateRecorder:
                     reads.append(gradient)
                 reads += received
                 place = self.place(optimizer, parameter)
-                self.recorder.emit_tensor(
+                self.recorder.emit_standing(
                     place.updated,
+                    place.standing,
                     parameter,
                     trust=False,
-                    follow=False,
                     reads=reads,
                     span=0 if first is None else self.recorder.next_seq() - first,
                 )
                 if (entries := optimizer.state.get(parameter)) is not None:
-                    for key, _, point in place.kept(entries):
-                        self._value(point, entries[key], reads, first)
+                    for key, _, point, standing in place.kept(entries):
+                        self._kept(point, standing, entries[key], reads, first)
 
 
 def _plain(value: Any) -> bytes | None:

@@ -23,9 +23,9 @@ def test_calls_end_innermost_first() -> None:
     outer, inner = scope("a"), scope("b")
     stack.enter(a, outer)
     stack.enter(b, inner)
-    assert stack.top() is inner and len(stack) == 2 and stack.is_running(a)
+    assert stack.top() is inner and len(stack) == 2 and stack.top_module() is b
     assert stack.leave(b) is inner and stack.leave(a) is outer
-    assert stack.top() is None and not stack.is_running(a)
+    assert stack.top() is None and stack.top_module() is None
 
 
 def test_leaving_an_outer_call_ends_those_that_an_exception_cut_short() -> None:
