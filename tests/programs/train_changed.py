@@ -1,14 +1,12 @@
 """Trains a small net, with the changes that the words ask for: `train_changed.py CHANGE ...`.
 
 eval      the model is in eval mode
-block     one of its blocks is
 average   an averaged copy is updated with another decay
 seed      the model is initialised from another seed
-load      step 2 begins with other weights and another state of the optimizer
-nudge     one weight is another one from step 2 on
-rate      the learning rate is set between the forward and the optimizer's step, in step 2
-decay     so is the weight decay, of one group
-momentum  so are the betas, of one group and in place
+load      step 1 begins with other weights and another state of the optimizer
+nudge     one weight is another one from step 1 on
+rate      the learning rate is set between the forward and the optimizer's step, in step 1
+decay     so are the weight decay of one group and, in place, the betas of the other
 schedule  a scheduler moves on there in every step, and the learning rate is a tensor
 """
 
@@ -19,8 +17,8 @@ import sys
 import torch
 from torch import nn
 
-STEPS = 4
-STEP = 2
+STEPS = 3
+STEP = 1
 
 
 class Block(nn.Module):
@@ -75,7 +73,6 @@ class Changes:
         self.optimizer = optimizer_of(self.net, is_tensor="schedule" in names)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
         self.net.train("eval" not in names)
-        self.net.blocks[1].train("block" not in names and "eval" not in names)
 
     @torch.no_grad()
     def before_forward(self) -> None:
@@ -93,7 +90,6 @@ class Changes:
                 group["lr"] *= 0.5
         if "decay" in self.names:
             groups[0]["weight_decay"] = 0.5
-        if "momentum" in self.names:
             groups[1]["betas"][0] = 0.5
 
     @torch.no_grad()

@@ -40,10 +40,11 @@ class OptimizerHooks:
             is_due = not (closes and recorder.boundary_due)
             if is_due:
                 recorder.join_prelude()
-                recorder.state.record_changed_options(optimizer)
             recorder.optimizer.begin(optimizer, works=is_due)
         if recorder.continues() and not closes:
             self._record_gradients(optimizer)
+        if recorder.continues() and not (closes and recorder.boundary_due):
+            recorder.state.record_changed_options(optimizer)
 
     @observing
     def after(
