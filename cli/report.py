@@ -18,7 +18,7 @@ from fpdiff.fingerprint.bisect.verdict import (
     Verdict,
 )
 
-MAX_ORIGINS = 5
+MAX_GROUPS = 5
 MAX_INPUTS = 4
 MAX_PATTERNS = 6
 MAX_RANKS = 8
@@ -77,11 +77,11 @@ def _narrowing(verdict: Verdict) -> Iterable[RenderableType]:
                 yield _rows([("", text)])
         groups = [group for group in verdict.groups if group.rank == rank.rank]
         before = None
-        for group in groups[:MAX_ORIGINS]:
+        for group in groups[:MAX_GROUPS]:
             origin = verdict.origins[group.origins[0]]
             yield Padding(_origin(origin, group, before), (0, 0, 0, 2))
             before = origin
-        if rest := groups[MAX_ORIGINS:]:
+        if rest := groups[MAX_GROUPS:]:
             more = _count(sum(group.count for group in rest), "more origin")
             kinds = f" in {_count(len(rest), 'group')}" if len(rest) > 1 else ""
             yield _rows([("", f"and {more}{kinds} on this rank: see --json")])

@@ -156,7 +156,7 @@ def group_hint(component: str | None, count: int, of: int, *, is_start: bool) ->
         component: which component of the state.
         count: how many differ, `of` so many.
         of: see `count`.
-        is_start: no step before compared equal.
+        is_start: both runs begin with the step.
     """
     if component == "training flag" and count < of:
         return None
@@ -195,6 +195,12 @@ def is_on_cpu(record: RankRecord) -> bool:
     """Return whether a rank used no other device."""
     environment = record.info.get("environment")
     return isinstance(environment, dict) and environment.get("decides.devices") == ["cpu"]
+
+
+def is_of_all_steps(record: RankRecord) -> bool:
+    """Return whether a rank was recorded in all steps of its run."""
+    settings = record.info.get("settings")
+    return not (isinstance(settings, dict) and settings.get("steps"))
 
 
 def strength(rung: str, class_: str, num_inputs: int) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Ints, Site
 from fpdiff.fingerprint.bisect.classify import OUTSIDE, Kind, component_of
+from fpdiff.fingerprint.bisect.findings import Candidate
 
 MAX_NAMES = 16
 
@@ -36,17 +37,21 @@ class Sorts:
         """Belong to a step."""
         self._aligned = aligned
 
-    def of(self, row: int, kind: Kind, *, moved: bool) -> Hashable:
-        """Return what the origins of a group have in common, given one and what it is.
+    def of(self, candidate: Candidate, kind: Kind) -> Hashable:
+        """Return what the origins of a group have in common, given one and what it is."""
+        row, how = candidate.row, (candidate.moved, candidate.count)
+        return int(self._of_row[row]), kind.class_, kind.component, how, self._difference(row)
 
-        That is also in which runs it is and, of a training flag, which way it went.
-        """
+    def _difference(self, row: int) -> Hashable:
+        """Return in which runs a row is, dtypes that differ and, of a flag, which way it went."""
         aligned = self._aligned
-        in_a, in_b = bool(aligned.index_a[row] >= 0), bool(aligned.index_b[row] >= 0)
-        how = in_a, in_b, bool(aligned.described_alike[row]), moved
-        is_flag = aligned.site(row)["kind"] == "training_flag"
-        flag = aligned.a.digest[aligned.index_a[row]].tobytes() if is_flag and in_a else b""
-        return int(self._of_row[row]), kind.class_, kind.component, how, flag
+        a, b = int(aligned.index_a[row]), int(aligned.index_b[row])
+        if a < 0 or b < 0:
+            return a < 0, b < 0
+        if not aligned.described_alike[row]:
+            return aligned.a.site_of(a)["dtype"], aligned.b.site_of(b)["dtype"]
+        is_flag = aligned.a.site_of(a)["kind"] == "training_flag"
+        return aligned.a.digest[a].tobytes() if is_flag else None
 
     def size(self, row: int) -> int:
         """Return how many events of a row's sort there are, equal or not."""

@@ -99,13 +99,12 @@ class Describer:
         is_state = component_of(site) is not None
         inputs = () if is_state else self._inputs(*self._aligned.arm_of(candidate.row))
         kind = self._kind(candidate, site, len(inputs))
-        return self._sorts.of(candidate.row, kind, moved=candidate.moved)
+        return self._sorts.of(candidate, kind)
 
     def _together(self, members: list[Candidate], origins: list[int]) -> OriginGroup:
         sites = [self._aligned.site(candidate.row) for candidate in members]
         names = [name_of(site) for site in sites]
         count, of = len(members), self._sorts.size(members[0].row)
-        is_start = self._found.row.steps_matched == 0
         return OriginGroup(
             rank=self._found.rank,
             count=count,
@@ -113,8 +112,15 @@ class Describer:
             origins=origins,
             members=names[:MAX_NAMES],
             patterns=patterns(names),
-            hint=advice.group_hint(component_of(sites[0]), count, of, is_start=is_start),
+            hint=advice.group_hint(component_of(sites[0]), count, of, is_start=self._is_start),
         )
+
+    @property
+    def _is_start(self) -> bool:
+        """Whether both runs begin with this step, as far as their records say."""
+        tier, step = self._found.tier, self._found.step
+        begins = all(int(steps[0]) == step for steps in tier.all_steps)
+        return begins and tier.on_both(advice.is_of_all_steps)
 
     @cached_property
     def _sorts(self) -> Sorts:

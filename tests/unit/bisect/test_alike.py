@@ -87,10 +87,25 @@ def test_what_only_one_run_has_is_no_group_with_what_differs(tmp_path: Path) -> 
         if step == 1:
             twist("l0.exp_avg")(events)
             remove(events, "l2.exp_avg", "l2.exp_avg'")
-            find(events, "l4.exp_avg").dtype = "bfloat16"
+            for name, dtype in (("l4", "bfloat16"), ("l5", "float16"), ("l6", "float16")):
+                find(events, f"{name}.exp_avg").dtype = dtype
 
-    found = told(diverged(tmp_path, edit, layers=6))
-    assert [(count, of) for count, of, _ in found] == [(1, 6)] * 3
+    found = told(diverged(tmp_path, edit, layers=8))
+    assert [(count, of) for count, of, _ in found] == [(1, 8), (1, 8), (1, 8), (2, 8)]
+
+
+def test_blocks_that_one_run_alone_has_are_alike_if_they_are_as_long(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            for name, length in (("l0", 2), ("l2", 2), ("l4", 3)):
+                more = [ev(f"{name}.{n}", "mark", name, f"m{n}") for n in range(length)]
+                insert(events, f"{name}.out", *more)
+
+    found = diverged(tmp_path, edit, layers=6)
+    assert [(group.count, found.origins[group.origins[0]].count) for group in found.groups] == [
+        (2, 2),
+        (1, 3),
+    ]
 
 
 def flags(events: list[Ev], *values: bool) -> None:
@@ -195,10 +210,14 @@ def test_other_weights_from_the_first_step_on_have_a_hint_of_their_own(tmp_path:
     )
     assert "the seed" in (first.groups[0].hint or "")
     later = diverged(tmp_path / "later", twisted(*weights), layers=6)
+    window = {"settings": {"steps": [[0, 4]]}}
+    part = diverged(
+        tmp_path / "part", at(0, 0, lambda e: [twist(w)(e) for w in weights]), layers=6, info=window
+    )
     few = diverged(
         tmp_path / "few", at(0, 0, lambda e: [twist(w)(e) for w in weights[:2]]), layers=6
     )
-    assert [later.groups[0].hint, few.groups[0].hint] == [None, None]
+    assert [found.groups[0].hint for found in (later, part, few)] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from synthetic_runs import Job, at, twist
 from verdicts import compared, group, origin, rank_step, side, verdict
 
 from fpdiff.cli.main import run as run_command
-from fpdiff.cli.report import MAX_ENVIRONMENT, MAX_ORIGINS, MAX_RANKS, render
+from fpdiff.cli.report import MAX_ENVIRONMENT, MAX_GROUPS, MAX_RANKS, render
 from fpdiff.fingerprint.bisect.verdict import (
     Effects,
     EnvironmentDifference,
@@ -214,7 +214,7 @@ def test_no_line_is_wider_than_the_terminal_but_the_command(name: str) -> None:
 
 def test_long_lists_are_cut() -> None:
     text = text_of(MANY)
-    assert text.count("class        state") == MAX_ORIGINS + 1
+    assert text.count("class        state") == MAX_GROUPS + 1
     words = " ".join(text.split())
     assert "1,209 of 2,000 likewise: blocks.*.a.weight, blocks.*.b.weight (2)," in words
     assert "and 1,188 more" in words and "2 of 40 likewise: l1.weight (2)" in words
