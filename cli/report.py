@@ -10,10 +10,17 @@ from rich.text import Text
 
 from fpdiff.cli.console import print_data, printable
 from fpdiff.fingerprint.bisect.preflight import ranks_text
-from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, RankStep, Verdict
+from fpdiff.fingerprint.bisect.verdict import (
+    EnvironmentDifference,
+    Origin,
+    OriginGroup,
+    RankStep,
+    Verdict,
+)
 
-MAX_ORIGINS = 5
+MAX_GROUPS = 5
 MAX_INPUTS = 4
+MAX_PATTERNS = 6
 MAX_RANKS = 8
 MAX_ENVIRONMENT = 12
 _STYLE = {"identical": "bold green", "diverged": "bold red", "incomparable": "bold yellow"}
@@ -68,13 +75,17 @@ def _narrowing(verdict: Verdict) -> Iterable[RenderableType]:
                 sender = f" from {ranks_text(receiver.from_)}" if receiver.from_ else ""
                 text = f"received it{sender} through {receiver.via}"
                 yield _rows([("", text)])
-        origins = [o for o in verdict.origins if o.rank == rank.rank]
-        for origin, before in zip(origins[:MAX_ORIGINS], [None, *origins], strict=False):
-            yield Padding(_origin(origin, before), (0, 0, 0, 2))
-        if len(origins) > MAX_ORIGINS:
-            rest = _count(len(origins) - MAX_ORIGINS, "more origin")
-            yield _rows([("", f"and {rest} on this rank: see --json")])
-        if rank.mismatched > rank.carriers and not origins and rank.rank not in received:
+        groups = [group for group in verdict.groups if group.rank == rank.rank]
+        before = None
+        for group in groups[:MAX_GROUPS]:
+            origin = verdict.origins[group.origins[0]]
+            yield Padding(_origin(origin, group, before), (0, 0, 0, 2))
+            before = origin
+        if rest := groups[MAX_GROUPS:]:
+            more = _count(sum(group.count for group in rest), "more origin")
+            kinds = f" in {_count(len(rest), 'group')}" if len(rest) > 1 else ""
+            yield _rows([("", f"and {more}{kinds} on this rank: see --json")])
+        if rank.mismatched > rank.carriers and not groups and rank.rank not in received:
             yield _rows([("", "its origins are not listed: there are too many")])
     if len(ranks) > MAX_RANKS:
         yield _rows([("", f"and {_count(len(ranks) - MAX_RANKS, 'more rank')}: see --json")])
@@ -98,8 +109,11 @@ def _rank_line(rank: RankStep) -> str:
     )
 
 
-def _origin(origin: Origin, before: Origin | None) -> RenderableType:
-    """Lay out an origin; advice that the one before it gave already is not given again."""
+def _origin(origin: Origin, group: OriginGroup, before: Origin | None) -> RenderableType:
+    """Lay out the first origin of a group, and name the others.
+
+    Advice that the one before it gave already is not given again.
+    """
     module = f"module {origin.module}" if origin.module else "the root module"
     where = f"{origin.phase}, {module}"
     if origin.module_class:
@@ -113,6 +127,8 @@ def _origin(origin: Origin, before: Origin | None) -> RenderableType:
     ]
     if origin.count > 1:
         rows.append(("", f"and {_count(origin.count - 1, 'event')} right after it likewise"))
+    if group.count > 1:
+        rows.append(("", _likewise(group, origin)))
     if origin.source:
         rows.append(("line", origin.source))
     rows.append(("class", _class_of(origin)))
@@ -127,9 +143,22 @@ def _origin(origin: Origin, before: Origin | None) -> RenderableType:
     rows += [("evidence", line) for line in origin.evidence]
     if before is None or before.strength != origin.strength:
         rows.append(("rests on", origin.strength))
-    if origin.hint and (before is None or before.hint != origin.hint):
-        rows.append(("look at", origin.hint))
+    hint = group.hint or origin.hint
+    if hint and (before is None or before.hint != hint):
+        rows.append(("look at", hint))
     return _rows(rows)
+
+
+def _likewise(group: OriginGroup, first: Origin) -> str:
+    """Name the origins of a group: by their patterns, the number of each behind it."""
+    text = f"{group.count:,} of {group.of:,} likewise"
+    if [*group.patterns] == [first.source]:
+        return text  # All on one line of the program, which is told below.
+    shown = list(group.patterns.items())[:MAX_PATTERNS]
+    names = [f"{name} ({count:,})" if count > 1 else name for name, count in shown]
+    rest = group.count - sum(count for _, count in shown)
+    more = f" and {rest:,} more" if rest else ""
+    return f"{text}: {', '.join(names)}{more}"
 
 
 def _way(reaches: list[str]) -> str:

@@ -347,7 +347,26 @@ def rewrite_json(path: Path, **changes: Any) -> None:
 
 
 def verdict_of(a: Path, b: Path, **options: Any) -> Verdict:
-    return compare_runs(Run.open(a), Run.open(b), **options)
+    verdict = compare_runs(Run.open(a), Run.open(b), **options)
+    check_groups(verdict)
+    return verdict
+
+
+def check_groups(verdict: Verdict) -> None:
+    """Check that each origin is in one group, with its like alone."""
+    places = [place for group in verdict.groups for place in group.origins]
+    assert sorted(places) == list(range(len(verdict.origins)))
+    firsts = [group.origins[0] for group in verdict.groups]
+    assert firsts == sorted(firsts)
+    for group in verdict.groups:
+        own = [verdict.origins[place] for place in group.origins]
+        assert group.origins == sorted(group.origins) and len(own) <= group.count <= group.of
+        for name in ("step", "phase", "kind", "op", "class_", "component"):
+            assert len({getattr(origin, name) for origin in own}) == 1
+        assert {origin.rank for origin in own} == {group.rank}
+        assert len({(origin.a is None, origin.b is None) for origin in own}) == 1
+    if len(verdict.origins) == verdict.num_origins:
+        assert all(len(group.origins) == group.count for group in verdict.groups)
 
 
 def diverged(tmp_path: Path, edit: Edit, **job: Any) -> Verdict:

@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from fpdiff.fingerprint.bisect.verdict import Compared, Origin, RankStep, Verdict
+from fpdiff.fingerprint.bisect.verdict import (
+    Compared,
+    Origin,
+    OriginGroup,
+    RankStep,
+    Verdict,
+)
 
 
 def side(digest: str, **changes: Any) -> dict[str, Any]:
@@ -36,6 +42,19 @@ def origin(**changes: Any) -> Origin:
         "hint": "run with torch.use_deterministic_algorithms(True)",
     }
     return Origin(**(fields | changes))
+
+
+def group(*origins: int, **changes: Any) -> OriginGroup:
+    fields: dict[str, Any] = {
+        "rank": 1,
+        "count": len(origins),
+        "of": 40,
+        "origins": [*origins],
+        "members": ["blocks.1.mlp"],
+        "patterns": {"blocks.1.mlp": len(origins)},
+        "hint": None,
+    }
+    return OriginGroup(**(fields | changes))
 
 
 def rank_step(**changes: Any) -> RankStep:
@@ -76,6 +95,7 @@ def verdict(**changes: Any) -> Verdict:
         "first_step": first.step,
         "origins": [first],
         "num_origins": 1,
+        "groups": [group(0, rank=first.rank)],
         "rank_steps": [rank_step()],
     }
     return Verdict(**(fields | changes))

@@ -19,6 +19,7 @@ raytasks      the same as tasks of a Ray cluster
 attribute     which findings are origins and which were received from other ranks
 classify      what kind of difference an origin is
 describe      an origin in full, with the evidence
+alike         which origins one cause may have made
 shift         the same batch at another step
 metrics       the loss and the logged numbers that differ
 advice        hints, and the command that narrows further

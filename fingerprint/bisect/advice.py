@@ -31,17 +31,17 @@ _HINTS = {
     "computation": "run with torch.use_deterministic_algorithms(True); if that raises or helps,"
     " the module uses a nondeterministic kernel; if not, compare its settings and its code",
 }
-_OPTIONS = (
-    "compare the optimizer's options as its step had them: what was set after the forward (a"
-    " learning rate) is recorded at the rung op alone"
+_UPDATE = (
+    "the optimizer's options are equal: compare its code, and what it keeps beside its options and"
+    " its state; the rung op records what it computes with"
 )
 _AT_LAYER = {
     "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
     " the rung op records that",
     "local_gradient": "compare what .grad held before this pass (zero_grad); if that is equal, run"
     " with torch.use_deterministic_algorithms(True)",
-    "parameter": _OPTIONS,
-    "master": _OPTIONS,
+    "parameter": _UPDATE,
+    "master": _UPDATE,
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
     " unscaling, a hook; the rung op records that",
 }
@@ -58,6 +58,10 @@ _EVALUATED = (
     "only one run ran the model without gradients here, and what that left was read later: a"
     " batch norm's averages in training mode, a cache"
 )
+_SET_LATE = (
+    "something sets an option of the optimizer after the forward: a scheduler that steps before the"
+    " optimizer, a rate scaled by hand"
+)
 _ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
     "parameter": "the weights differ before the step: initialisation or a checkpoint",
@@ -69,6 +73,13 @@ _STATE_HINTS = {
     "gradient scaler": "the scaler's state differs: was it restored?",
     "training flag": "train() or eval() was called on one side only",
 }
+
+_GROUP_HINTS = {
+    "training flag": "train() or eval() was called on the whole model in one run only",
+    "parameter": "the runs start from other weights: the seed, what is drawn before or in"
+    " initialisation, or the checkpoint",
+}
+"""For a component of the state that differs as a whole."""
 
 
 BY_MICROBATCHES = (
@@ -126,7 +137,7 @@ def hint(
                 "a module that is not the root (an averaged copy, a teacher) differs: its first"
                 " copy, its update or its checkpoint"
             )
-        return _STATE_HINTS.get(component)
+        return _SET_LATE if phase == "optimizer" else _STATE_HINTS.get(component)
     if class_ == "collective" and rung == "layer":
         return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
@@ -136,6 +147,23 @@ def hint(
     if class_ == "structure" and (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
         return _ADDED_TO
     return _HINTS.get(class_)
+
+
+def group_hint(component: str | None, count: int, of: int, *, is_start: bool) -> str | None:
+    """Return what to look at for origins of the state that are alike, None if that says no more.
+
+    Args:
+        component: which component of the state.
+        count: how many differ, `of` so many.
+        of: see `count`.
+        is_start: both runs begin with the step.
+    """
+    if component == "training flag" and count < of:
+        return None
+    # Biases and norms often start from a constant, whatever the seed.
+    if component == "parameter" and (not is_start or 2 * count < of):
+        return None
+    return _GROUP_HINTS.get(component or "") if count > 1 else None
 
 
 def _about(op: str, *, rehashed: bool, on_cpu: bool) -> str:
@@ -167,6 +195,12 @@ def is_on_cpu(record: RankRecord) -> bool:
     """Return whether a rank used no other device."""
     environment = record.info.get("environment")
     return isinstance(environment, dict) and environment.get("decides.devices") == ["cpu"]
+
+
+def is_of_all_steps(record: RankRecord) -> bool:
+    """Return whether a rank was recorded in all steps of its run."""
+    settings = record.info.get("settings")
+    return not (isinstance(settings, dict) and settings.get("steps"))
 
 
 def strength(rung: str, class_: str, num_inputs: int) -> str:

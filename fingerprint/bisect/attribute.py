@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -18,7 +18,12 @@ from fpdiff.fingerprint.bisect.findings import (
 from fpdiff.fingerprint.bisect.meetings import Meeting
 from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
-from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Receiver
+from fpdiff.fingerprint.bisect.verdict import (
+    EnvironmentDifference,
+    Origin,
+    OriginGroup,
+    Receiver,
+)
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
 
@@ -139,10 +144,11 @@ class Attribution:
         """How many origins there are."""
         return sum(map(len, self._candidates.values()))
 
-    def origins(self) -> list[Origin]:
+    def origins(self) -> tuple[list[Origin], list[OriginGroup]]:
         """Return the origins, the earliest first: by step, then by how early a rank has its first.
 
-        When there are too many, each rank keeps its earliest.
+        And those together that one cause may have made. When there are too many, each rank keeps
+        the first of each group, the earliest groups, and as many of the others as may be.
 
         Raises:
             StoreError: a file is damaged.
@@ -155,6 +161,7 @@ class Attribution:
         if share > MAX_ORIGINS:
             share = MAX_ORIGINS // len(order)
         origins: list[Origin] = []
+        groups: list[OriginGroup] = []
         for found in order:
             describer = Describer(
                 found,
@@ -164,9 +171,14 @@ class Attribution:
                 is_alone=self._is_alone(found),
                 rehashed=self._rehashed,
             )
-            origins += [describer.origin(c) for c in self._candidates[found.rank][:share]]
+            own, alike = describer.describe(self._candidates[found.rank], share)
+            groups += [
+                replace(group, origins=[len(origins) + place for place in group.origins])
+                for group in alike
+            ]
+            origins += own
             found.tier.release()
-        return origins
+        return origins, groups
 
     @cached_property
     def _candidates(self) -> dict[int, list[Candidate]]:

@@ -162,12 +162,17 @@ def _microbatches(number: int) -> str:
 
 def component_of(site: Site) -> str | None:
     """Return which component of the state an event belongs to, None for anything else."""
-    if site["phase"] != "init":
+    if site["phase"] != "init" and not is_set_late(site):
         return None
     component = _COMPONENT.get(site["kind"])
     if component is not None and site["module"].startswith("~"):
         return f"{component}{OUTSIDE}"
     return component
+
+
+def is_set_late(site: Site) -> bool:
+    """Return whether a site is of an option that the program set after the step's forward."""
+    return bool(site["kind"] == "option" and site["phase"] == "optimizer")
 
 
 def _computed(site: Site, facts: Facts) -> Kind:
@@ -210,6 +215,9 @@ def _reduced(reduction: Reduction) -> str:
 
 def _one_sided(site: Site, component: str | None, only: str) -> Kind:
     other = "B" if only == "A" else "A"
+    if component is not None and is_set_late(site):
+        what = f"{component} {_path(site)} was set between the forward and the step in {only} alone"
+        return Kind("state", component, what)
     if component is not None:
         return Kind("state", component, f"{component} {_path(site)} exists only in {only}")
     return Kind("structure", None, f"{described(site)} exists only in {only}, not in {other}")

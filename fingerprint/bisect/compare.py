@@ -24,7 +24,14 @@ from fpdiff.fingerprint.bisect.preflight import (
 )
 from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import RankTier
-from fpdiff.fingerprint.bisect.verdict import Compared, Counted, Effects, Origin, Verdict
+from fpdiff.fingerprint.bisect.verdict import (
+    Compared,
+    Counted,
+    Effects,
+    Origin,
+    OriginGroup,
+    Verdict,
+)
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
 
@@ -98,16 +105,17 @@ def compare_runs(
         tiers=tiers,
         rehashed=all(settings_of(run).get("rehash") for run in (a, b)),
     )
-    origins = attribution.origins()
+    origins, groups = attribution.origins()
     return Verdict(
         verdict="diverged" if found else "identical",
-        summary=_diverged(origins, attribution) if found else _identical(compared),
+        summary=_diverged(origins, groups, attribution) if found else _identical(compared),
         a=str(a.path),
         b=str(b.path),
         compared=compared,
         first_step=min((f.step for f in found), default=None),
         origins=origins,
         num_origins=attribution.num_origins,
+        groups=groups,
         receivers=attribution.receivers,
         rank_steps=[f.row for f in found],
         effects=_effects(tiers.values(), diverged=bool(found)),
@@ -308,7 +316,7 @@ def _generator_notes(tiers: Tiers) -> list[str]:
     return []
 
 
-def _diverged(origins: list[Origin], attribution: Attribution) -> str:
+def _diverged(origins: list[Origin], groups: list[OriginGroup], attribution: Attribution) -> str:
     if not origins:
         # The origin is on a rank that was not compared: all that is known is how it came here.
         first = min(attribution.receivers, key=lambda r: (r.step, r.rank))
@@ -316,6 +324,8 @@ def _diverged(origins: list[Origin], attribution: Attribution) -> str:
     origin, count = origins[0], attribution.num_origins
     where = f"rank {origin.rank}, step {origin.step}, {origin.phase}"
     more = f"; the first of {count:,} origins" if count > 1 else ""
+    if len(groups) < count == sum(group.count for group in groups):
+        more += f" in {_numbered(len(groups), 'group')}"
     return f"{where}: {origin.summary} ({origin.class_}{more})"
 
 

@@ -1,5 +1,6 @@
 """An origin in full: its class, its two sides, what it read, and the evidence."""
 
+from collections.abc import Hashable
 from functools import cached_property
 from typing import Any
 
@@ -7,12 +8,14 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
+from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, name_of, patterns
 from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
     Reduction,
     classify,
+    component_of,
     described,
     moved,
     of_microbatches,
@@ -22,7 +25,7 @@ from fpdiff.fingerprint.bisect.origins import find_origins, is_batch
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
-from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin
+from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, OriginGroup
 from fpdiff.store.schema import digest_text
 
 MAX_INPUTS = 16
@@ -63,21 +66,72 @@ class Describer:
         self._evidence_given: set[str] = set()
         self._told: list[int] = []
 
-    def origin(self, candidate: Candidate) -> Origin:
-        """Describe one origin.
+    def describe(
+        self, candidates: list[Candidate], most: int
+    ) -> tuple[list[Origin], list[OriginGroup]]:
+        """Describe the rank's origins, and those together that one cause may have made.
+
+        Args:
+            candidates: the origins.
+            most: describe so many; the first of each group goes before the others.
 
         Raises:
             StoreError: a file is damaged.
         """
+        groups = grouped(self._sort(candidate) for candidate in candidates)
+        firsts = [group[0] for group in groups]
+        others = sorted(place for group in groups for place in group[1:])
+        origins = {place: self._origin(candidates[place]) for place in [*firsts, *others][:most]}
+        told = {place: number for number, place in enumerate(sorted(origins))}
+        return [origins[place] for place in told], [
+            self._together(
+                [candidates[place] for place in group],
+                [told[place] for place in group if place in told],
+            )
+            for group in groups[:most]
+        ]
+
+    def _sort(self, candidate: Candidate) -> Hashable:
+        if candidate.microbatches is not None:
+            return candidate.microbatches
+        site = self._aligned.site(candidate.row)
+        # What a step starts from has read nothing, and there may be very much of it.
+        is_state = component_of(site) is not None
+        inputs = () if is_state else self._inputs(*self._aligned.arm_of(candidate.row))
+        kind = self._kind(candidate, site, len(inputs))
+        return self._sorts.of(candidate, kind)
+
+    def _together(self, members: list[Candidate], origins: list[int]) -> OriginGroup:
+        sites = [self._aligned.site(candidate.row) for candidate in members]
+        names = [name_of(site) for site in sites]
+        count, of = len(members), self._sorts.size(members[0].row)
+        return OriginGroup(
+            rank=self._found.rank,
+            count=count,
+            of=of,
+            origins=origins,
+            members=names[:MAX_NAMES],
+            patterns=patterns(names),
+            hint=advice.group_hint(component_of(sites[0]), count, of, is_start=self._is_start),
+        )
+
+    @property
+    def _is_start(self) -> bool:
+        """Whether both runs begin with this step, as far as their records say."""
+        tier, step = self._found.tier, self._found.step
+        begins = all(int(steps[0]) == step for steps in tier.all_steps)
+        return begins and tier.on_both(advice.is_of_all_steps)
+
+    @cached_property
+    def _sorts(self) -> Sorts:
+        return Sorts(self._aligned)
+
+    def _origin(self, candidate: Candidate) -> Origin:
         aligned = self._aligned
         site = aligned.site(candidate.row)
         arm, index = aligned.arm_of(candidate.row)
         inputs = self._inputs(arm, index)
-        facts = self._facts(candidate.row, site, len(inputs))
-        if candidate.microbatches is not None:
-            kind = of_microbatches(site, candidate.microbatches)
-        else:
-            kind = moved(site, candidate.count) if candidate.moved else classify(site, facts)
+        kind = self._kind(candidate, site, len(inputs))
         a = _side(aligned.a, int(aligned.index_a[candidate.row]))
         b = _side(aligned.b, int(aligned.index_b[candidate.row]))
         return Origin(
@@ -177,13 +231,23 @@ class Describer:
         # A span may hold what differs and does not count, such as a generator nobody draws from.
         return producers[self._aligned.equal[rows]]
 
+    def _kind(self, candidate: Candidate, site: Site, num_inputs: int) -> Kind:
+        if candidate.microbatches is not None:
+            return of_microbatches(site, candidate.microbatches)
+        if candidate.moved:
+            return moved(site, candidate.count)
+        return classify(site, self._facts(candidate.row, site, num_inputs))
+
     def _facts(self, row: int, site: Site, num_inputs: int) -> Facts:
         aligned = self._aligned
         in_a, in_b = bool(aligned.index_a[row] >= 0), bool(aligned.index_b[row] >= 0)
+        alike = bool(aligned.described_alike[row])
+        if component_of(site) is not None:
+            return Facts(in_a=in_a, in_b=in_b, same_description=alike)
         return Facts(
             in_a=in_a,
             in_b=in_b,
-            same_description=bool(aligned.described_alike[row]),
+            same_description=alike,
             num_inputs=num_inputs,
             other_inputs=self._other_inputs(row) if in_a and in_b and not site["op"] else {},
             read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),

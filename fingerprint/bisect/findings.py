@@ -7,7 +7,7 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
-from fpdiff.fingerprint.bisect.classify import component_of
+from fpdiff.fingerprint.bisect.classify import component_of, is_set_late
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
@@ -178,8 +178,8 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     """Return the origins, neighbours of a structural difference folded into one."""
     side = sides(aligned)
     # What is folded: rows that only one run has and that are alike in being state or not, and
-    # rows that moved together. A rewrite is always told by itself.
-    alone = aligned.having(is_kind("rewrite"))
+    # rows that moved together. A rewrite is always told by itself, and so is an option.
+    alone = aligned.having(_is_alone)
     fold = blocks(side, aligned.having(_is_state), np.cumsum(alone), alone)
     counted = np.zeros(len(aligned), bool)
     counted[findings.mismatched] = True
@@ -307,6 +307,10 @@ def _is_forward(site: Site) -> bool:
 def _is_default_draw(site: Site) -> bool:
     """Return whether a site is a draw outside the modules from a generator nobody passed on."""
     return is_outside(site) and site["kind"] == "generator" and site["slot"] != "generator"
+
+
+def _is_alone(site: Site) -> bool:
+    return bool(site["kind"] == "rewrite" or is_set_late(site))
 
 
 def _is_state(site: Site) -> bool:

@@ -62,7 +62,8 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     led_on = _led_on(aligned, evaluations, mismatched)
     mismatched |= led_on
     evaluations &= ~led_on
-    follows = mismatched & (_makes_state(aligned, mismatched) | remade_otherwise)
+    follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
+    follows = mismatched & (follows | remade_otherwise)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
@@ -110,6 +111,10 @@ def _is_start(site: Site) -> bool:
 
 def _is_of_optimizer(site: Site) -> bool:
     return bool(site["op"] is not None and site["phase"] == "optimizer")
+
+
+def _is_of_training(site: Site) -> bool:
+    return bool(site["phase"] in ("forward", "recompute"))
 
 
 def _is_pass(site: Site) -> bool:
@@ -227,6 +232,22 @@ def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
     if not (lacking & aligned.having(_is_start)).any():
         return np.zeros(len(aligned), bool)
     return ~aligned.paired & aligned.having(_is_of_optimizer)
+
+
+def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return what modules drew, and did and told their ops in one run, where their flags differ.
+
+    It follows from the training flag, which the program reads and no op does.
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    flags = mismatched & aligned.having(is_kind("training_flag"))
+    modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
+    if not modules:
+        return result
+    told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
+    for row in np.flatnonzero(mismatched & told & aligned.having(_is_of_training)).tolist():
+        result[row] = aligned.site(row)["module"] in modules
+    return result
 
 
 def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:

@@ -109,6 +109,33 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OriginGroup:
+    """Origins of one rank that one cause may have made.
+
+    They are of one step, phase, class, kind and op, and differ in the module, the parameter or the
+    call.
+
+    Attributes:
+        rank: the rank.
+        count: how many they are.
+        of: how many such events there are, equal or not.
+        origins: places in the verdict's `origins` of those listed there; the first is the earliest.
+        members: what tells them apart, the module or the parameter (the first 16).
+        patterns: the same with a star for each number that varies, and how many are of each (the
+            first 16).
+        hint: what to do about all of them, where they say more together than each for itself.
+    """
+
+    rank: int
+    count: int
+    of: int
+    origins: list[int]
+    members: list[str]
+    patterns: dict[str, int]
+    hint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Receiver:
     """A rank that took a mismatch in from others.
 
@@ -222,6 +249,7 @@ class Verdict:
         first_step: first step at which any rank differs.
         origins: in program order, the earliest first.
         num_origins: how many there are when `origins` had to be cut.
+        groups: the same origins by what one cause may have made, the earliest first.
         receivers: ranks that took the difference in from others.
         rank_steps: each rank's first differing step.
         effects: what the difference did.
@@ -241,6 +269,7 @@ class Verdict:
     first_step: int | None = None
     origins: list[Origin] = field(default_factory=list)
     num_origins: int = 0
+    groups: list[OriginGroup] = field(default_factory=list)
     receivers: list[Receiver] = field(default_factory=list)
     rank_steps: list[RankStep] = field(default_factory=list)
     effects: Effects = field(

@@ -43,6 +43,8 @@ class OptimizerHooks:
             recorder.optimizer.begin(optimizer, works=is_due)
         if recorder.continues() and not closes:
             self._record_gradients(optimizer)
+        if recorder.continues() and not (closes and recorder.boundary_due):
+            recorder.state.record_changed_options(optimizer)
 
     @observing
     def after(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from fpdiff.fingerprint.digest.host import digest_bytes
+from fpdiff.fingerprint.digest.host import digest_bytes, scalar
 from fpdiff.fingerprint.record import generators
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.identity import IdentityTable
@@ -108,6 +108,8 @@ class StateRecorder:
         self.scaler_seqs: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._option_seqs: dict[int, list[int]] = {}  # by number of the optimizer
+        # By (number of the optimizer, of the group) and name: what an option was, and its seqs.
+        self._options_known: dict[tuple[int, int], dict[str, tuple[Any, list[int]]]] = {}
         self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
         self._settled = False
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
@@ -127,6 +129,7 @@ class StateRecorder:
         self.scaler_seqs.clear()
         self._held_seqs.clear()
         self._option_seqs.clear()
+        self._options_known.clear()
         self._masters.clear()  # They are named by their place among others.
         self._recorded.clear()
         self._versions.clear()
@@ -356,15 +359,32 @@ class StateRecorder:
 
     def _options(self, index: int, optimizer: torch.optim.Optimizer) -> None:
         for g, group in enumerate(optimizer.param_groups):
-            seqs: list[int] = []
+            known = self._options_known[index, g] = {}
             # Sorted: a group that was loaded from a checkpoint may list its options otherwise.
             for name in sorted(group):
                 if name not in ("params", "param_names"):
                     slot = f"optimizer{index}.group{g}.{name}"
-                    seqs += self._value(Point("init", "option", "", "", 0, slot), group[name])
-            self._option_seqs.setdefault(index, []).extend(seqs)
-            for parameter in group["params"]:
-                self._held_seqs.setdefault(id(parameter), []).extend(seqs)
+                    own = self._value(Point("init", "option", "", "", 0, slot), group[name])
+                    known[name] = _mark(group[name]), own
+            self._read_by_updates(index, group, [seq for _, own in known.values() for seq in own])
+
+    def record_changed_options(self, optimizer: torch.optim.Optimizer) -> None:
+        """Emit the options that the program has set since the step recorded them."""
+        index = self.discovery.number_of(optimizer)
+        for g, group in enumerate(optimizer.param_groups):
+            known = self._options_known.get((index, g), {})
+            for name, (mark, before) in known.items():
+                value = group.get(name)
+                if (now := _mark(value)) != mark:
+                    slot = f"optimizer{index}.group{g}.{name}"
+                    own = self._value(Point("optimizer", "option", "", "", 0, slot), value, before)
+                    known[name] = now, own
+                    self._read_by_updates(index, group, own)
+
+    def _read_by_updates(self, index: int, group: dict[str, Any], seqs: list[int]) -> None:
+        self._option_seqs.setdefault(index, []).extend(seqs)
+        for parameter in group["params"]:
+            self._held_seqs.setdefault(id(parameter), []).extend(seqs)
 
     def _scaler(self, index: int, scaler: torch.amp.GradScaler) -> None:
         for name, dtype in (("_scale", torch.float32), ("_growth_tracker", torch.int32)):
@@ -424,6 +444,19 @@ class StateRecorder:
                 if (entries := optimizer.state.get(parameter)) is not None:
                     for key, _, point, standing in place.kept(entries):
                         self._kept(point, standing, entries[key], reads, first)
+
+
+def _mark(value: Any) -> Any:
+    """Return what tells whether an option is what it was, at the cost of a comparison."""
+    if isinstance(value, (tuple, list)):
+        return [_mark(entry) for entry in value]
+    if not isinstance(value, torch.Tensor):
+        return value if value is None or isinstance(value, (float, int, str)) else _plain(value)
+    # A device is not asked for its number: that would wait.
+    number = scalar(value) if value.is_cpu else None
+    if number is not None or value.is_inference():
+        return number
+    return id(value), value._version
 
 
 def _plain(value: Any) -> bytes | None:

@@ -41,7 +41,7 @@ def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
 
     assert "labels" in said("loss") and "clipping" in said("reduced_gradient")
     assert "zero_grad" in said("local_gradient")
-    assert "learning rate" in said("parameter") and said("parameter") == said("master")
+    assert "options are equal" in said("parameter") and said("parameter") == said("master")
     assert said("output") == said("loss", "step") == hint("computation", None)
     assert "averages" in (hint("structure", None, phase="eval") or "")
     added = hint("structure", None, "aten.add_.Tensor", kind="input", phase="backward")

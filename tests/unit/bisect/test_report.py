@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from synthetic_runs import Job, at, twist
-from verdicts import compared, origin, rank_step, side, verdict
+from verdicts import compared, group, origin, rank_step, side, verdict
 
 from fpdiff.cli.main import run as run_command
-from fpdiff.cli.report import MAX_ENVIRONMENT, MAX_ORIGINS, MAX_RANKS, render
+from fpdiff.cli.report import MAX_ENVIRONMENT, MAX_GROUPS, MAX_RANKS, render
 from fpdiff.fingerprint.bisect.verdict import (
     Effects,
     EnvironmentDifference,
@@ -93,11 +93,28 @@ STATE = [
     for n in range(9)
 ]
 
+OTHERS = [
+    replace(STATE[0], kind="optimizer_state", slot=f"weight.{name}", component="optimizer state")
+    for name in ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq", "mu", "nu", "rho")
+]
+
 MANY = verdict(
     summary="rank 0, step 0, init: parameter blocks.0.attn.weight differs (state; the first of"
     " 1,234 origins)",
-    origins=[*STATE, replace(STATE[0], rank=1)],
+    origins=[*STATE, *OTHERS, replace(STATE[0], rank=1)],
     num_origins=1234,
+    groups=[
+        group(
+            *range(9),
+            rank=0,
+            count=1209,
+            of=2000,
+            patterns={f"blocks.*.{name}.weight": n for n, name in enumerate("abcdefgh", 1)},
+            hint="the runs start from other weights",
+        ),
+        *(group(n, rank=0, count=1 + (n == 15)) for n in range(9, 16)),
+        group(16, count=2, patterns={"l1.weight": 2}),
+    ],
     rank_steps=[
         rank_step(rank=n, step=0, steps_matched=0, events=1000, mismatched=900, carriers=283)
         for n in range(12)
@@ -197,9 +214,12 @@ def test_no_line_is_wider_than_the_terminal_but_the_command(name: str) -> None:
 
 def test_long_lists_are_cut() -> None:
     text = text_of(MANY)
-    assert text.count("class        state") == MAX_ORIGINS + 1
+    assert text.count("class        state") == MAX_GROUPS + 1
+    words = " ".join(text.split())
+    assert "1,209 of 2,000 likewise: blocks.*.a.weight, blocks.*.b.weight (2)," in words
+    assert "and 1,188 more" in words and "2 of 40 likewise: l1.weight (2)" in words
     assert text.count("\nrank ") == MAX_RANKS
-    assert "and 4 more ranks" in text and "and 4 more origins on this rank" in text
+    assert "and 4 more ranks" in text and "and 4 more origins in 3 groups on this rank" in text
     assert "and 3 more differences" in text
     assert "hostname: A a0, B b0 (rank 0); other values on 8 more ranks" in text
 

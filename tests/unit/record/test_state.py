@@ -1,6 +1,7 @@
 import copy
 import gc
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +323,146 @@ def test_what_is_out_of_use_leaves_the_record_whenever_it_is_collected(tmp_path:
         gc.enable()
     verdict = fpdiff.compare(tmp_path / "late", tmp_path / "soon")
     assert verdict.verdict == "identical", verdict.summary
+
+
+# Options that are set between the forward and the optimizer's step
+
+
+def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
+    two = list(model.parameters())
+    groups = [{"params": two[:2]}, {"params": two[2:]}]
+    return torch.optim.AdamW(groups, **({"lr": 0.1, "foreach": False} | options))
+
+
+def backward(model: nn.Module) -> None:
+    model(X).square().mean().backward()
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "op"])
+def test_an_option_that_is_set_late_is_recorded_and_read_by_its_groups_updates(
+    run: Path, level: str
+) -> None:
+    model = mlp()
+    optimizer = adamw(model)
+    with recorded(run, level=level) as events:
+        for step in range(3):
+            backward(model)
+            if step == 1:
+                optimizer.param_groups[1]["lr"] = 0.05
+            optimizer.step()
+    late = events.one(phase="optimizer", kind="option")
+    before = events.one(step=1, phase="init", kind="option", slot="optimizer0.group1.lr")
+    after = events.one(step=2, phase="init", kind="option", slot="optimizer0.group1.lr")
+    assert (late.step, late.slot, late.value) == (1, "optimizer0.group1.lr", 0.05)
+    assert (late.digest, late.dtype, late.shape) == (after.digest, after.dtype, after.shape)
+    assert late.digest != before.digest and late.reads == {before.seq}
+    updated = events.pick(step=1, phase="optimizer", kind="parameter")
+    # Whose options an op of the optimizer was given is not known at the rung op.
+    of_first = level == "op"
+    assert [late in events.ancestors(e) for e in updated] == [of_first, of_first, True, True]
+    for gradient in events.pick(step=1, kind="reduced_gradient"):
+        assert late not in events.ancestors(gradient)
+    if level == "op":
+        told = events.pick(step=1, phase="optimizer", kind="arguments")
+        assert told and all(late.seq in e.reads for e in told)
+
+
+def test_an_option_of_any_kind_is_compared_with_what_it_was(run: Path) -> None:
+    model = mlp()
+    optimizer = adamw(model)
+    tensor = torch.tensor(0.1)
+    optimizer.param_groups[0] |= {"lr": tensor, "held": [torch.ones(2)], "named": {"a": 1}}
+    first, second = optimizer.param_groups
+    first["betas"] = [0.9, 0.99]
+
+    def late(step: int) -> None:
+        if step == 1:
+            first["betas"][1] = 0.5
+            tensor.data.mul_(0.5)
+            first["held"][0].mul_(2)
+            first["named"]["a"] = 2
+            second["maximize"] = True
+            second["eps"] = 1e-6
+        if step == 2:  # The same values, by other objects.
+            first["betas"] = [0.9, 0.5]
+            first["lr"] = tensor.clone()
+            first["named"] = {"a": 2}
+            second["weight_decay"] = float(second["weight_decay"])
+        if step == 3:
+            del second["maximize"]
+            second["new"] = 1
+
+    with recorded(run) as events:
+        for step in range(4):
+            backward(model)
+            late(step)
+            if step == 3:
+                second["maximize"] = False
+            optimizer.step()
+    found = events.pick(phase="optimizer", kind="option")
+    slots = ["group0.betas", "group0.held.0", "group0.lr", "group0.named"]
+    slots += ["group1.eps", "group1.maximize"]
+    assert found.names("step", "slot") == [
+        *((1, f"optimizer0.{slot}") for slot in slots),
+        (3, "optimizer0.group1.maximize"),
+    ]
+    assert found.pick(slot="optimizer0.group0.lr")[0].value == pytest.approx(0.05)
+
+
+def test_each_step_of_an_optimizer_within_a_step_has_its_options(run: Path) -> None:
+    model = mlp()
+    optimizer = adamw(model)
+    with recorded(run) as events:
+        for step in range(2):
+            fpdiff.step(step)
+            backward(model)
+            for _ in range(3):
+                optimizer.step()
+                optimizer.param_groups[0]["lr"] *= 0.5
+    found = events.pick(phase="optimizer", kind="option")
+    assert found.names("step", "occurrence", "value") == [
+        *((0, 0, 0.05), (0, 1, 0.025)),
+        *((1, 0, 0.1 / 16), (1, 1, 0.1 / 32)),
+    ]
+    first, second = found.pick(step=0)
+    assert second.reads == {first.seq}
+
+
+def test_a_scheduler_that_steps_early_disturbs_nothing(tmp_path: Path) -> None:
+    def end(path: Path | None) -> list[bytes]:
+        hide_the_past()
+        model = mlp()
+        optimizer = adamw(model, lr=torch.tensor(0.1))
+        with recorded(path) if path else nullcontext():
+            for _ in range(3):
+                backward(model)
+                with torch.no_grad():
+                    for group in optimizer.param_groups:
+                        group["lr"].mul_(0.7)
+                optimizer.step()
+        return [p.detach().numpy().tobytes() for p in model.parameters()]
+
+    assert end(None) == end(tmp_path / "a") == end(tmp_path / "b")
+    assert fpdiff.compare(tmp_path / "a", tmp_path / "b").verdict == "identical"
+
+
+def test_an_option_set_before_a_closure_is_what_the_closures_step_starts_from(run: Path) -> None:
+    model = mlp()
+    optimizer = adamw(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    with recorded(run) as events:
+        for _ in range(3):
+            optimizer.step(closure)
+            optimizer.param_groups[0]["lr"] *= 0.5
+    rates = events.pick(kind="option", slot="optimizer0.group0.lr")
+    assert rates.names("step", "phase", "value") == [
+        (0, "init", 0.1),
+        (1, "init", 0.05),
+        (2, "init", 0.025),
+    ]
