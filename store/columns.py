@@ -30,6 +30,7 @@ class EventColumns:
         self.input_ends = array("i", [0])
         self.spans = array("i")
         self.values: dict[int, float] = {}
+        self.late_values: dict[int, int] = {}  # placeholders of values that a device still has
         self.stats: dict[int, tuple[float, float, int]] = {}
         self.kernels: dict[int, list[str]] = {}
 

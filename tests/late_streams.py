@@ -27,13 +27,19 @@ class LateCopy:
 
 
 class LateStream:
-    def __init__(self, copies: list[LateCopy], log: list[str]) -> None:
+    def __init__(self, copies: list[LateCopy], log: list[str], numbers: list[float]) -> None:
         self._buffer = torch.full((ROWS, 2), -1, dtype=torch.int64)
         self._copies = copies
         self._log = log
+        self._numbers = numbers
 
     def put(self, tensor: torch.Tensor, row: int) -> None:
         device.digest(tensor, out=self._buffer[row])
+
+    def put_number(self, tensor: torch.Tensor, row: int) -> None:
+        number = self._buffer[row, :1].view(torch.float64)
+        number.copy_(tensor.detach().reshape(1))
+        self._numbers.append(float(number))
 
     def copy(self, num_rows: int) -> LateCopy:
         self._copies.append(LateCopy(self._buffer[:num_rows], self._log))
@@ -43,14 +49,17 @@ class LateStream:
 class LateStaging(Staging):
     """Takes every tensor; `copies` are under way, and `log` says which of them were waited for.
 
+    `numbers` are those that were queued as such.
+
     Whenever a copy is begun, `arrive` is called with all copies so far.
     """
 
     def __init__(self, arrive: Callable[[list[LateCopy]], None] = lambda copies: None) -> None:
         self.copies: list[LateCopy] = []
         self.log: list[str] = []
+        self.numbers: list[float] = []
         self._arrive = arrive
-        super().__init__(lambda tensor: LateStream(self.copies, self.log))
+        super().__init__(lambda tensor: LateStream(self.copies, self.log, self.numbers))
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return True

@@ -170,8 +170,7 @@ def check_readable(tensor: torch.Tensor, view: PlainView) -> None:
         raise Undigestible("meta tensor")
     if not view.has_memory and tensor.numel():
         raise Undigestible("freed storage")
-    on_device = not view.is_on_host and torch.cuda.is_available()
-    if on_device and torch.cuda.is_current_stream_capturing():
+    if _is_in_capture(tensor):
         raise Undigestible("graph capture")
 
 
@@ -246,9 +245,24 @@ def _quantizer(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor.q_per_channel_zero_points()
 
 
+def is_number(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is plain and holds one real number."""
+    if tensor.numel() != 1 or tensor.is_complex() or tensor.is_meta:
+        return False
+    return look(tensor) is not None
+
+
 def scalar(tensor: torch.Tensor) -> float | None:
-    """Return the number in a one-element real tensor, else None."""
-    if tensor.numel() != 1 or tensor.is_complex() or look(tensor) is None or tensor.is_meta:
+    """Return the number in a one-element real tensor, waiting for its device; else None.
+
+    None too while the device is noting down a graph: asking it then would spoil the graph.
+    """
+    if not is_number(tensor) or _is_in_capture(tensor):
         return None
     with torch._C._DisableTorchDispatch():
         return float(tensor.detach().item())
+
+
+def _is_in_capture(tensor: torch.Tensor) -> bool:
+    on_device = not tensor.is_cpu and torch.cuda.is_available()
+    return on_device and torch.cuda.is_current_stream_capturing()

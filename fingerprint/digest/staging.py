@@ -5,6 +5,8 @@ a buffer that exists already. The event gets a *placeholder* of 16 bytes instead
 the rows are copied to pinned memory by one asynchronous copy for each device; when it has
 arrived, the placeholders are replaced. So nothing waits for a device within a step.
 
+A number (a loss, a norm) takes the same way: asking the device for it would wait as well.
+
 This is done in a device's default stream only. In another stream the program may let memory be
 reused as soon as its own work there is done, of which a digest that is queued later is no part.
 
@@ -14,13 +16,14 @@ chance happens once in 10^30.
 """
 
 import secrets
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from fpdiff.fingerprint.digest.host import PlainView, check_readable
+from fpdiff.fingerprint.digest.host import PlainView, check_readable, digest_bytes
 from fpdiff.fingerprint.digest.mix128 import device
 
 ROWS = 1 << 14
@@ -43,6 +46,9 @@ class Stream(Protocol):
     def put(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the digest of a plain tensor into a row of the buffer."""
 
+    def put_number(self, tensor: torch.Tensor, row: int) -> None:
+        """Queue the one number of a plain tensor, as float64, into the first half of a row."""
+
     def copy(self, num_rows: int) -> Copy:
         """Queue a copy of the first rows; rows put afterwards do not change it."""
 
@@ -61,7 +67,9 @@ class Staging:
         self._mark = secrets.token_bytes(8)
         self._next = 0
         self._copies: list[tuple[list[int], Copy]] = []
-        self._arrived: list[dict[int, bytes]] = [{}, {}]  # since the last step's end, and before
+        self._are_numbers: set[int] = set()  # those on their way
+        # Since the last step's end, and before:
+        self._arrived: list[dict[int, bytes | float]] = [{}, {}]
 
     def digest(self, tensor: torch.Tensor, view: PlainView) -> bytes:
         """Queue the digest of a plain tensor on a device and return a placeholder for it.
@@ -70,17 +78,39 @@ class Staging:
             Undigestible: see `host.check_readable`.
         """
         check_readable(tensor, view)
+        stream, numbers = self._queue_of(tensor)
+        stream.put(tensor, len(numbers))
+        return self.placeholder(self._take_row(numbers))
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Queue the number that a tensor holds, see `host.is_number`; return the placeholder's number.
+
+        What the placeholder stands for among digests is the digest of the number's text.
+        """
+        stream, numbers = self._queue_of(tensor)
+        stream.put_number(tensor, len(numbers))
+        self._are_numbers.add(self._next)
+        return self._take_row(numbers)
+
+    def placeholder(self, number: int) -> bytes:
+        """Return the placeholder with a number."""
+        return self._mark + number.to_bytes(8, "little")
+
+    def _queue_of(self, tensor: torch.Tensor) -> tuple[Stream, list[int]]:
+        """Return the stream of a tensor's device and what its buffer holds, which has room."""
         where = tensor.device
         if where not in self._streams:
             self._streams[where] = (self._open_stream(tensor), [])
         stream, numbers = self._streams[where]
         if len(numbers) == ROWS:
             self._begin_copy(stream, numbers)
-        stream.put(tensor, len(numbers))
+        return stream, numbers
+
+    def _take_row(self, numbers: list[int]) -> int:
         number = self._next
         self._next += 1
         numbers.append(number)
-        return self._mark + number.to_bytes(8, "little")
+        return number
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor's digest can be waited for: work is queued in a default stream."""
@@ -114,11 +144,21 @@ class Staging:
         if not len(found):
             return
         self._receive(until)
-        newer, older = self._arrived
         for index in found.tolist():
-            number = int(words[index, 1])
-            digest = newer[number] if number in newer else older[number]
+            row = self._row(int(words[index, 1]))
+            digest = row if isinstance(row, bytes) else digest_of_number(row)
             words[index] = np.frombuffer(digest, "<u8")
+
+    def values(self, late: Mapping[int, int], until: int) -> dict[int, float]:
+        """Return the numbers that have come for placeholders, by whatever the caller knows them by.
+
+        Args:
+            late: numbers of placeholders.
+            until: what `begin_copies` returned after the last of them was made.
+        """
+        if late:
+            self._receive(until)
+        return {key: float(self._row(number)) for key, number in late.items()}
 
     def end_step(self) -> None:
         """Forget what no event can ask for any more: an event may belong to the next step yet."""
@@ -134,7 +174,21 @@ class Staging:
         for numbers, copy in copies:
             rows = copy.rows()
             for index, number in enumerate(numbers):
-                self._arrived[0][number] = rows[16 * index : 16 * index + 16]
+                row = rows[16 * index : 16 * index + 16]
+                if number in self._are_numbers:
+                    self._are_numbers.remove(number)
+                    (self._arrived[0][number],) = struct.unpack_from("<d", row)
+                else:
+                    self._arrived[0][number] = row
+
+    def _row(self, number: int) -> bytes | float:
+        newer, older = self._arrived
+        return newer[number] if number in newer else older[number]
+
+
+def digest_of_number(number: float) -> bytes:
+    """Return the digest of a number of the program's own: that of its exact text."""
+    return digest_bytes(number.hex().encode())
 
 
 class DeviceStream:
@@ -149,6 +203,12 @@ class DeviceStream:
     def put(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the digest of a plain tensor into a row of the buffer."""
         device.digest(tensor, out=self._buffer[row], slots=self._slots)
+
+    def put_number(self, tensor: torch.Tensor, row: int) -> None:
+        """Queue the one number of a plain tensor, as float64, into the first half of a row."""
+        with torch._C._DisableTorchDispatch():
+            half = self._buffer[row, :1].view(torch.float64)
+            half.copy_(tensor.detach().reshape(1))
 
     def copy(self, num_rows: int) -> "DeviceCopy":
         """Queue a copy of the first rows; what the stream runs afterwards does not change it."""

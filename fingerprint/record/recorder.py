@@ -16,8 +16,14 @@ import torch
 
 from fpdiff.fingerprint.digest.algorithms import ALGORITHMS
 from fpdiff.fingerprint.digest.cache import SMALL_BYTES, DigestCache
-from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look, scalar
-from fpdiff.fingerprint.digest.staging import Staging
+from fpdiff.fingerprint.digest.host import (
+    PlainView,
+    Undigestible,
+    is_number,
+    look,
+    scalar,
+)
+from fpdiff.fingerprint.digest.staging import Staging, digest_of_number
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record.events.dataflow import Producers
 from fpdiff.fingerprint.record.events.lines import Lines
@@ -496,13 +502,40 @@ class Recorder:
             return None
         if self.settings.stats and (row := statistics(tensor)) is not None:
             self._columns.stats[len(self._columns)] = row
-        number = scalar(tensor) if value else None
+        number = self._number(tensor) if value else None
         seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
         if memory is not None and (not is_known or self.writers.contradicts(memory, digest)):
             self.writers.put(memory, seq, digest)
         if follow:
             self.producers.put(tensor, view, seq)
         return seq
+
+    def emit_number(self, point: Point, number: float | torch.Tensor) -> None:
+        """Append the event of a number of the program's own, or of a tensor that holds one."""
+        if isinstance(number, torch.Tensor):
+            if (late := self._late(number)) is not None:
+                self.emit(point, late)
+                return
+            known = scalar(number)
+            if known is None:
+                self.blind_spots["graph capture"] += 1
+                return
+            number = known
+        self.emit(point, digest_of_number(number), value=number)
+
+    def _number(self, tensor: torch.Tensor) -> float | None:
+        """Return the number that the next event's tensor holds, unless it comes later or is none."""
+        if not is_number(tensor) or self._late(tensor) is not None:
+            return None
+        return scalar(tensor)
+
+    def _late(self, tensor: torch.Tensor) -> bytes | None:
+        """Let the number of the next event come later, if it can; return what stands for it."""
+        if self._staging is None or not self._staging.takes(tensor):
+            return None
+        late = self._staging.number(tensor)
+        self._columns.late_values[len(self._columns)] = late
+        return self._staging.placeholder(late)
 
     def emit_standing(
         self,

@@ -4,7 +4,7 @@ import operator
 
 import torch
 
-from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
+from fpdiff.fingerprint.digest.host import is_number, look
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.quiet import observing
 from fpdiff.fingerprint.record.recorder import Recorder
@@ -43,8 +43,7 @@ class ScriptCalls:
         if number is None:
             warn(f"log({name!r}) is ignored: not a single real number", stacklevel=4)
             return
-        point = Point("other", "metric", "", "", 0, name)
-        recorder.emit(point, digest_bytes(number.hex().encode()), value=number)
+        recorder.emit_number(Point("other", "metric", "", "", 0, name), number)
 
     @observing
     def mark(self, name: str, tensor: torch.Tensor) -> None:
@@ -75,9 +74,9 @@ class ScriptCalls:
         return recorder.continues() or (not recorder.boundary_due and recorder.touch())
 
 
-def _number(value: float | torch.Tensor) -> float | None:
+def _number(value: float | torch.Tensor) -> float | torch.Tensor | None:
     if isinstance(value, torch.Tensor):
-        return scalar(value)
+        return value if is_number(value) else None
     try:
         return float(value)
     except (TypeError, ValueError):

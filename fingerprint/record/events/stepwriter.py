@@ -62,6 +62,7 @@ class StepWriter:
         def add() -> None:
             if self._staging is not None:
                 self._staging.fill(columns.digests, until)
+                columns.values |= self._staging.values(columns.late_values, until)
             self._row.add(columns, self._sites)
             self._writer.flush(columns, self._row.row(ended=ended) if close else None)
 

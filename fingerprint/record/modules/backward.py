@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fpdiff.fingerprint.digest.host import digest_bytes, look, scalar
+from fpdiff.fingerprint.digest.host import is_number, look
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.modules.names import below
@@ -126,11 +126,8 @@ class GradientHooks:
     def clipped(self, norm: Any) -> None:
         """Record the norm that gradients are clipped by, unless it is spread over ranks."""
         recorder = self.recorder
-        if not isinstance(norm, torch.Tensor) or not recorder.continues():
-            return
-        if (number := scalar(norm)) is not None:
-            point = Point("other", "metric", "", "", 0, "grad_norm")
-            recorder.emit(point, digest_bytes(number.hex().encode()), value=number)
+        if isinstance(norm, torch.Tensor) and is_number(norm) and recorder.continues():
+            recorder.emit_number(Point("other", "metric", "", "", 0, "grad_norm"), norm)
 
     # Module outputs
 

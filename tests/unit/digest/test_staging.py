@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from late_streams import LateStaging
@@ -8,7 +10,7 @@ from fpdiff.fingerprint.digest.algorithms import ALGORITHMS
 from fpdiff.fingerprint.digest.cache import DigestCache
 from fpdiff.fingerprint.digest.host import PlainView, Undigestible, look
 from fpdiff.fingerprint.digest.mix128 import reference
-from fpdiff.fingerprint.digest.staging import Staging
+from fpdiff.fingerprint.digest.staging import Staging, digest_of_number
 
 
 def view_of(tensor: torch.Tensor) -> PlainView:
@@ -103,6 +105,34 @@ def test_digests_that_are_there_stay_as_they_are() -> None:
     empty = bytearray()
     staging.fill(empty, staging.begin_copies())
     assert empty == b""
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.bool],
+)
+def test_a_number_comes_with_the_digests(dtype: torch.dtype) -> None:
+    staging = LateStaging()
+    before, tensor = torch.rand(3), torch.tensor(1.5).to(dtype)
+    number = tensor.item()
+    events = put(staging, before)
+    late = staging.number(tensor)
+    events += staging.placeholder(late)
+    tensor.zero_()
+    until = staging.begin_copies()
+    assert staging.values({}, until) == {} and not staging.log
+    assert staging.values({7: late}, until) == {7: number} and staging.log == ["waited"]
+    staging.fill(events, until)
+    assert events == digests(before) + digest_of_number(float(number))
+    staging.end_step()
+    assert staging.values({0: late}, until) == {0: number}
+
+
+def test_a_number_that_is_none_stays_one() -> None:
+    staging = LateStaging()
+    late = staging.number(torch.tensor([float("nan")]))
+    (value,) = staging.values({0: late}, staging.begin_copies()).values()
+    assert math.isnan(value)
 
 
 def test_what_cannot_be_read_gets_no_placeholder() -> None:

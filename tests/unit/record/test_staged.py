@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from late_streams import LateCopy, LateStaging
 from recorded import Events, hide_the_past, info, mlp, read, recorded, train
 
@@ -122,3 +123,55 @@ def test_windows_and_segments_end_at_steps(tmp_path: Path, monkeypatch: pytest.M
     assert len(list((tmp_path / "run" / "events" / "rank=00000").glob("*.parquet"))) >= 3
     assert [row["step"] for row in steps_of(tmp_path / "run")] == [0, 1, 2, 5, 6, 7, 8]
     assert fpdiff.certify(tmp_path / "run").verdict == "sound"
+
+
+def with_numbers(path: Path, **options: object) -> Events:
+    """Record a program whose loss, norms and metrics are numbers that a device holds."""
+    hide_the_past()
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    with recorded(path, digest="mix128", **options) as events:
+        for _ in range(4):
+            loss = model(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            fpdiff.log("loss", loss)
+            fpdiff.log("speed", 3)
+            optimizer.step()
+            optimizer.zero_grad()
+    return events
+
+
+def test_no_device_is_asked_for_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = with_numbers(tmp_path / "now")
+    staging = LateStaging(never)
+    monkeypatch.setattr(recorder_module, "Staging", lambda: staging)
+    assert with_numbers(tmp_path / "late") == now
+    assert steps_of(tmp_path / "late") == steps_of(tmp_path / "now")
+    losses = now.pick(kind="loss").column("value")
+    assert len(losses) == 4 and now.pick(slot="loss").column("value") == losses
+    # In each step the rate, the loss, the norm and the logged loss.
+    assert len(staging.numbers) == 16 and set(losses) <= set(staging.numbers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_step_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # Here the tensors are on a device.
+    hide_the_past()
+    model = mlp().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = torch.ones(3, 4, device="cuda")
+    with recorded(tmp_path / "run", digest="mix128") as events:
+        for step in range(6):
+            if step == 2:  # Kernels have been compiled and buffers made.
+                torch.cuda.set_sync_debug_mode("error")
+            loss = model(batch).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            fpdiff.log("loss", loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.set_sync_debug_mode("default")
+    assert "stopped" not in info(tmp_path / "run")
+    assert None not in events.pick(kind="loss").column("value") and len(events) > 100
