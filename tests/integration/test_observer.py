@@ -5,16 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import (
-    PROGRAMS,
-    PYTHON,
-    Jobs,
-    compare_json,
-    parameters,
-    rank_info,
-    record_well,
-    run,
-)
+from processes import PROGRAMS, PYTHON, Jobs, compare_json, rank_info, record_well, run
 
 ZOO = PROGRAMS / "works_with" / "zoo.py"
 CASES = re.findall(r"^def case_(\w+)", ZOO.read_text(), re.MULTILINE)
@@ -67,13 +58,6 @@ def test_twins_of_different_care(jobs: Jobs, folder: Path, pair: tuple[str, str]
     assert all(jobs[mode] for mode in pair)
     verdict = compare_json(*(folder / mode for mode in pair))
     assert verdict["verdict"] == "identical", verdict["summary"]
-
-
-@pytest.mark.parametrize("mode", ["a", "b", "step a"])
-def test_same_bits_on_two_ranks(gpt_jobs: Jobs, mode: str) -> None:
-    bare = parameters(gpt_jobs["unrecorded"])
-    assert len(bare) == 2 and bare[0] == bare[1]
-    assert parameters(gpt_jobs[mode]) == bare
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
