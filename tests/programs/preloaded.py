@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  # What the first optimizer imports, in a second.
 from flip import Fault, flipping
 
 import fpdiff
