@@ -164,7 +164,13 @@ class Jobs:
 class Preloaded:
     """A process that has imported torch and forks to run scripts, see programs/preloaded.py."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, trains: bool = True) -> None:
+        """Import modules, and what the first optimizer would, in a second, unless nothing trains.
+
+        That imports Triton too, which decides then whether it interprets kernels.
+        """
+        if trains:
+            modules += ("torch._dynamo",)
         self._process = subprocess.Popen(
             [*PYTHON, PROGRAMS / "preloaded.py", *modules],
             stdin=subprocess.PIPE,

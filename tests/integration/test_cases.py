@@ -58,7 +58,7 @@ OBSERVED = [
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Record both arms of every case; a job's result is its folder with A, B and their output."""
-    jobs, preloaded = Jobs(), Preloaded("torch._dynamo")  # Some compile, which would import it.
+    jobs, preloaded = Jobs(), Preloaded()
     for level, names in NAMES.items():
         for name in names:
             spec, folder = EXPECTED[name], tmp_path_factory.mktemp(name[:2])
