@@ -86,7 +86,7 @@ class Recorder:
         self.generator_state = b""
         self.generator_seq = -1  # of the last event that said what a module drew from
         self.rank = 0
-        self.optimizer = RunningOptimizer(self.state)
+        self.optimizer = RunningOptimizer(self.state.step_settings)
         # Seqs of events, provisional ones too, for the edges of later ops:
         self.numbers: list[int] = []  # that the program took out of tensors
         self.draws: dict[object, int] = {}  # by generator, the last

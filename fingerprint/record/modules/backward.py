@@ -99,7 +99,8 @@ class GradientHooks:
         if exact:
             reads: dict[str, Any] = {"reads": [producer]}
         elif recorder.layers and 0 < len(recorder.root_outputs) <= MAX_READS:
-            reads = {"reads": sorted({*recorder.root_outputs, *recorder.state.scaler_seqs})}
+            scalers = recorder.state.step_settings.scaler_seqs
+            reads = {"reads": sorted({*recorder.root_outputs, *scalers})}
         else:
             reads = {"span": recorder.num_step_events()}
         point = Point("forward", "loss", "", "", 0, f"loss.{index}")

@@ -44,7 +44,7 @@ class OptimizerHooks:
         if recorder.continues() and not closes:
             self._record_gradients(optimizer)
         if recorder.continues() and not (closes and recorder.boundary_due):
-            recorder.state.record_changed_options(optimizer)
+            recorder.state.step_settings.record_changed_options(optimizer)
 
     @observing
     def after(

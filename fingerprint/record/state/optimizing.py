@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from fpdiff.fingerprint.record.state.stepstate import StateRecorder
+    from fpdiff.fingerprint.record.state.stepsettings import StepSettings
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 """The code that every optimizer's step runs in."""
@@ -26,11 +26,11 @@ class RunningOptimizer:
         received: seqs of what its collectives left, where ops are not recorded.
     """
 
-    def __init__(self, state: "StateRecorder") -> None:
+    def __init__(self, settings: "StepSettings") -> None:
         """Start with none."""
         self.options: list[int] | None = None
         self.received: list[int] = []
-        self._state = state
+        self._settings = settings
         self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
         self._outer: list[tuple[weakref.ref[torch.optim.Optimizer] | None, list[int]]] = []
 
@@ -42,7 +42,7 @@ class RunningOptimizer:
         self._stepping = weakref.ref(optimizer)
         self.received = []
         if works:
-            self.options = self._state.options_of(optimizer)
+            self.options = self._settings.options_of(optimizer)
 
     def interrupt(self) -> None:
         """A module runs: in the step's closure, or after a step that raised."""
@@ -53,7 +53,7 @@ class RunningOptimizer:
     def resume(self) -> None:
         """A backward pass has ended: if it was the closure's, the optimizer goes on."""
         if self._stepping is not None and (optimizer := self._stepping()) is not None:
-            self.options = self._state.options_of(optimizer)
+            self.options = self._settings.options_of(optimizer)
 
     def end(self) -> None:
         """End the step; the optimizer that ran this one goes on."""
