@@ -244,7 +244,7 @@ def _microbatches_first(
 
     A loss, say, is divided by their number. What prepared their batches is part of it. What differs
     before them otherwise may be why there are more: a gradient that is not finite, and a step
-    that was skipped for it.
+    that was skipped for it. An option that was set late was set after them.
     """
     a, b = aligned.a, aligned.b
     if a.is_cut or b.is_cut or not len(a) or not len(b):
@@ -267,7 +267,7 @@ def _microbatches_first(
     before = [
         c
         for c in candidates
-        if c.begin < first.begin and not c.meeting and not _is_scale(aligned.site(c.row))
+        if c.begin < first.begin and not c.meeting and not _may_follow(aligned.site(c.row))
     ]
     return [*before, first, *(c for c in candidates if c not in before)]
 
@@ -295,9 +295,9 @@ def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
     return frozenset((intern(site["module"]), intern(site["slot"])) for site in sites)
 
 
-def _is_scale(site: Site) -> bool:
-    """Return whether a site is of what may be divided by the number of microbatches."""
-    return bool(site["kind"] in ("loss", "arguments"))
+def _may_follow(site: Site) -> bool:
+    """Return whether a site is of what may be divided by the number of microbatches, or set later."""
+    return bool(site["kind"] in ("loss", "arguments")) or is_set_late(site)
 
 
 def _is_forward(site: Site) -> bool:

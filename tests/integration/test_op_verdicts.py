@@ -149,6 +149,30 @@ def test_a_microbatch_in_front_of_the_others_is_told_as_one_more(tmp_path: Path)
 
 
 @pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("skips", ["A", "B"])
+def test_a_skipped_step_is_told_before_the_rate_that_moved_on(
+    tmp_path: Path, level: str, skips: str
+) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        with fpdiff.record(tmp_path / arm, level=level):
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.rand(6, 8)).sum().backward()
+                if (arm, step) != (skips, 1):
+                    optimizer.step()
+                scheduler.step()
+    first, *rest = fpdiff.compare(tmp_path / "A", tmp_path / "B").origins
+    numbers = "2 microbatches in A and 1" if skips == "A" else "1 microbatch in A and 2"
+    assert first.step == 1 and f"{numbers} in B" in first.summary
+    assert [(o.kind, o.class_) for o in rest] == [("option", "state")]
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
 @pytest.mark.parametrize("fewer", ["A", "B"])
 def test_a_microbatch_more_comes_before_what_follows_from_it(
     tmp_path: Path, level: str, fewer: str
