@@ -15,6 +15,7 @@ from torch import nn
 from fpdiff.fingerprint.digest.host import PlainView, look
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.generators import torch_state
+from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.modules.backward import GradientHooks
 from fpdiff.fingerprint.record.modules.containers import Slots, arguments, outputs
 from fpdiff.fingerprint.record.modules.names import below, is_compiled
@@ -41,7 +42,7 @@ class ModuleHooks:
         """Belong to a recorder."""
         self.recorder = recorder
         self.gradients = gradients
-        self._forwards: dict[int, tuple[int, int]] = {}
+        self._forwards: IdentityTable[tuple[int, int]] = IdentityTable()  # step and how many
 
     @partial(observing, unless=_is_below_root)
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -141,9 +142,9 @@ class ModuleHooks:
         recorder = self.recorder
         if not any(p.requires_grad for p in root.parameters()):
             return recorder.microbatch
-        step, count = self._forwards.get(id(root), (-1, 0))
+        step, count = self._forwards.get(root) or (-1, 0)
         count = count if step == recorder.step else 0
-        self._forwards[id(root)] = (recorder.step, count + 1)
+        self._forwards.put(root, (recorder.step, count + 1))
         recorder.microbatch = count
         recorder.has_gone_back = False
         return count

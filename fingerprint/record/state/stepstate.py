@@ -35,7 +35,7 @@ class StateRecorder:
         self.module_reads: dict[str, list[int]] = {}
         self.parameter_seqs: dict[int, int] = {}
         self._held_seqs: dict[int, list[int]] = {}
-        self._recorded: set[int] = set()  # ids of roots, which live as long as the step opens
+        self._recorded: IdentityTable[bool] = IdentityTable()  # roots, in this step
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
         self._last_step = -1
         self._in_use_since = 0
@@ -91,9 +91,9 @@ class StateRecorder:
 
     def record_root(self, root: nn.Module) -> None:
         """Emit the parameters and buffers of one root, once a step."""
-        if id(root) in self._recorded:
+        if root in self._recorded:
             return
-        self._recorded.add(id(root))
+        self._recorded.put(root, True)
         recorder = self.recorder
         for path, module in recorder.names.modules(root):
             if path in self.module_reads:

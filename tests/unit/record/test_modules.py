@@ -655,3 +655,17 @@ def test_scopes_are_empty_between_calls(run: Path) -> None:
         assert current.script is not None
         assert len(current.script.recorder.scopes) == 0
     assert len(read(run).pick(kind="output", module="")) == 3
+
+
+def test_a_model_at_the_address_of_one_that_is_gone_is_another(run: Path) -> None:
+    with recorded(run) as events:
+        addresses = []
+        for _ in range(30):  # All in one step: none is optimized.
+            model = nn.Linear(4, 4)
+            addresses.append(id(model))
+            model(X).sum().backward()
+            del model
+    assert len(set(addresses)) < len(addresses)  # Some addresses were used again.
+    inputs = events.pick(kind="input", phase="forward")
+    assert len(inputs) == 30 and set(inputs.column("microbatch")) == {0}
+    assert len(events.pick(kind="parameter")) == 2 * 30
