@@ -162,6 +162,20 @@ def train(
     return optimizer
 
 
+def closure_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
+) -> Callable[[], float]:
+    """Return what an optimizer's step may call to compute the loss and the gradients."""
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(batch).square().mean()
+        loss.backward()
+        return loss.item()
+
+    return closure
+
+
 def mlp(seed: int = 0) -> nn.Sequential:
     """Return a small model, the same for the same seed; draws from no shared generator."""
     with torch.random.fork_rng(devices=[]):

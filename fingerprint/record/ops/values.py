@@ -28,7 +28,7 @@ def split(
     given: Iterable[tuple[str, Any]] = zip(schema.arguments, args, strict=False)
     for name, value in chain(given, kwargs.items()) if kwargs else given:
         kind = type(value)
-        if kind in _PLAIN:  # Asking for the class alone is a fifth of asking `isinstance`.
+        if kind in _PLAIN:  # First: to ask whether one is hidden takes 0.4 us.
             if name not in _NOT_DATA:
                 others.append((name, value))
         elif kind is torch.Tensor or isinstance(value, torch.Tensor):

@@ -1,10 +1,9 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from recorded import Events, hide_the_past, mlp, recorded, train
+from recorded import Events, closure_of, hide_the_past, mlp, recorded, train
 from torch import nn
 
 X = torch.arange(12.0).view(3, 4) / 10
@@ -134,12 +133,7 @@ def test_a_closure_computes_gradients_inside_the_step(run: Path) -> None:
     model = mlp()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(X).square().mean()
-        loss.backward()
-        return loss
-
+    closure = closure_of(model, optimizer, X)
     with recorded(run) as events:
         optimizer.step(closure)
         optimizer.step(closure=closure)
@@ -152,22 +146,12 @@ def test_a_closure_computes_gradients_inside_the_step(run: Path) -> None:
     assert {e.step for e in events} == {0, 1}
 
 
-def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], float]:
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(X).square().mean()
-        loss.backward()
-        return loss.item()
-
-    return closure
-
-
 def test_what_an_optimizer_does_after_its_closure_is_its_own(run: Path) -> None:
     model = mlp()
     adam = torch.optim.Adam(model.parameters(), foreach=False)
     with recorded(run, level="op") as events:
         for _ in range(3):
-            adam.step(closure_of(model, adam))
+            adam.step(closure_of(model, adam, X))
     updates = events.pick(kind="written", op="aten.addcdiv_.default")
     assert set(updates.names("phase", "module")) == {("optimizer", "0"), ("optimizer", "2")}
     for step in (0, 1, 2):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import Events, hide_the_past, info, mlp, read, recorded, train
+from recorded import Events, closure_of, hide_the_past, info, mlp, read, recorded, train
 from torch import nn
 
 import fpdiff
@@ -450,12 +450,7 @@ def test_an_option_set_before_a_closure_is_what_the_closures_step_starts_from(ru
     model = mlp()
     optimizer = adamw(model)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(X).square().mean()
-        loss.backward()
-        return loss
-
+    closure = closure_of(model, optimizer, X)
     with recorded(run) as events:
         for _ in range(3):
             optimizer.step(closure)
