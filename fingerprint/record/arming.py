@@ -85,7 +85,7 @@ def _watch_ops(ops: OpRecorder) -> Callable[[], None]:
     mode.__enter__()  # type: ignore[no-untyped-call]
     ends = [tritonpath.watch(KernelRecorder(ops))]
     if ops.recorder.kernels:
-        ends.append(ops.recorder.device_kernels.watch())
+        ends.append(ops.recorder.events.device_kernels.watch())
 
     def end() -> None:
         for end_one in ends:
@@ -116,7 +116,7 @@ def _forget_in_child() -> None:
     script = current.script
     if script is not None and script.recorder.has_begun():
         script.recorder.awake = False
-        script.recorder.device_kernels.forget_in_child()
+        script.recorder.events.device_kernels.forget_in_child()
         current.script = None
 
 

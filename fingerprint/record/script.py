@@ -43,7 +43,7 @@ class ScriptCalls:
         if number is None:
             warn(f"log({name!r}) is ignored: not a single real number", stacklevel=4)
             return
-        recorder.emit_number(Point("other", "metric", "", "", 0, name), number)
+        recorder.events.emit_number(Point("other", "metric", "", "", 0, name), number)
 
     @observing
     def mark(self, name: str, tensor: torch.Tensor) -> None:
@@ -55,11 +55,11 @@ class ScriptCalls:
             warn(f"mark({name!r}) is ignored: not a tensor", stacklevel=4)
             return
         view = look(tensor)
-        seq, exact = recorder.producer_of(tensor, view)
+        seq, exact = recorder.events.producer_of(tensor, view)
         reads = [seq] if seq is not None else []
-        span = 0 if exact else recorder.num_step_events()
+        span = 0 if exact else recorder.events.num_step_events()
         point = Point("other", "mark", "", "", 0, name)
-        recorder.emit_tensor(point, tensor, view, reads=reads, span=span)
+        recorder.events.emit_tensor(point, tensor, view, reads=reads, span=span)
 
     def _is_open(self, call: str) -> bool:
         """Return whether the step that a call belongs to is recorded.

@@ -74,6 +74,11 @@ class Settings:
             ) from error
         object.__setattr__(self, "_modules", pattern)
 
+    @property
+    def ops(self) -> bool:
+        """Whether operators are recorded."""
+        return self.level in ("op", "kernel")
+
     def wants_step(self, step: int) -> bool:
         """Return whether a step is in the window."""
         return not self.steps or _within(self.steps, step)

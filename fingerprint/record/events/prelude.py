@@ -26,7 +26,7 @@ def place_of(point: Point, microbatch: int) -> OpPlace:
 
 @dataclass(frozen=True)
 class OpEvent:
-    """An event of an op; see `Recorder.emit_op`."""
+    """An event of an op; see `OpEvents.emit`."""
 
     point: Point
     occurrence: int

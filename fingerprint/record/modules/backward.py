@@ -70,9 +70,9 @@ class GradientHooks:
             return
         if not recorder.touch():
             return
-        self.microbatch = recorder.microbatch
+        self.microbatch = recorder.events.microbatch
         self.follow_parameters()
-        recorder.backward_first_seq = recorder.next_seq()  # Every gradient reads the loss.
+        recorder.backward_first_seq = recorder.events.next_seq()  # Every gradient reads the loss.
         if accumulates:
             for index, tensor in enumerate(tensors):
                 self._loss(index, tensor)
@@ -86,7 +86,9 @@ class GradientHooks:
         if accumulates:
             recorder.has_gone_back = True
         elif recorder.continues():
-            recorder.root_outputs.extend(range(recorder.backward_first_seq, recorder.next_seq()))
+            recorder.root_outputs.extend(
+                range(recorder.backward_first_seq, recorder.events.next_seq())
+            )
         recorder.optimizer.resume()
 
     def _loss(self, index: int, tensor: Any) -> None:
@@ -95,16 +97,16 @@ class GradientHooks:
             recorder.blind_spots["backward() called on a gradient edge"] += 1
             return
         view = look(tensor)
-        producer, exact = recorder.producer_of(tensor, view)
+        producer, exact = recorder.events.producer_of(tensor, view)
         if exact:
             reads: dict[str, Any] = {"reads": [producer]}
         elif recorder.layers and 0 < len(recorder.root_outputs) <= MAX_READS:
             scalers = recorder.state.step_settings.scaler_seqs
             reads = {"reads": sorted({*recorder.root_outputs, *scalers})}
         else:
-            reads = {"span": recorder.num_step_events()}
+            reads = {"span": recorder.events.num_step_events()}
         point = Point("forward", "loss", "", "", 0, f"loss.{index}")
-        recorder.emit_tensor(point, tensor, view, value=True, **reads)
+        recorder.events.emit_tensor(point, tensor, view, value=True, **reads)
 
     # Clipping
 
@@ -128,7 +130,7 @@ class GradientHooks:
         """Record the norm that gradients are clipped by, unless it is spread over ranks."""
         recorder = self.recorder
         if isinstance(norm, torch.Tensor) and is_number(norm) and recorder.continues():
-            recorder.emit_number(Point("other", "metric", "", "", 0, "grad_norm"), norm)
+            recorder.events.emit_number(Point("other", "metric", "", "", 0, "grad_norm"), norm)
 
     # Module outputs
 
@@ -158,7 +160,9 @@ class GradientHooks:
         slot = f"grad.{name or 'root'}.{slot}"
         self.microbatch = scope.microbatch
         view = look(gradient)
-        producer, _ = recorder.producer_of(gradient, view)  # Of a pipeline, the next stage sent it.
+        producer, _ = recorder.events.producer_of(
+            gradient, view
+        )  # Of a pipeline, the next stage sent it.
         reads = [seq] if step == recorder.step else []
         reads += [] if producer is None else [producer]
         if where is not None and step == recorder.step:
@@ -168,7 +172,7 @@ class GradientHooks:
         else:
             point = Point("backward", "gradient", where.path, where.module_class, where.call, slot)
         reads, span = self._edges(reads, recorder.backward_first_seq)
-        recorder.emit_tensor(
+        recorder.events.emit_tensor(
             point,
             gradient,
             view,
@@ -227,7 +231,7 @@ class GradientHooks:
         if (before := recorder.gradient_seqs.get(id(parameter))) is not None:
             reads.append(before)  # It was added to what an earlier pass left.
         reads, span = self._edges(reads, self._first_seq())
-        seq = recorder.emit_tensor(
+        seq = recorder.events.emit_tensor(
             place.local_gradient,
             parameter.grad,
             trust=recorder.ops,  # Else a C++ reducer's writes go unseen.
@@ -243,12 +247,12 @@ class GradientHooks:
         """Return reads and span of an event that read `reads` and all since `first`."""
         if len(reads) > MAX_READS:  # Too many to list: a longer span holds them all.
             reads, first = [], min(first, *reads)
-        return reads, self.recorder.next_seq() - first
+        return reads, self.recorder.events.next_seq() - first
 
     def _first_seq(self) -> int:
         """Return the first event that a gradient may have read besides its module's own."""
         recorder = self.recorder
-        return recorder.backward_first_seq if recorder.layers else recorder.step_first_seq
+        return recorder.backward_first_seq if recorder.layers else recorder.events.first_seq
 
     def remove(self) -> None:
         """Stop listening on parameters."""

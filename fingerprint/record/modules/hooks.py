@@ -121,7 +121,7 @@ class ModuleHooks:
             recorder.state.record_settings()
             phase, microbatch = "forward", self._next_microbatch(module)
         else:
-            phase, microbatch = "eval", recorder.microbatch
+            phase, microbatch = "eval", recorder.events.microbatch
         place = (phase, path, microbatch)
         call = recorder.calls[place]
         recorder.calls[place] = call + 1
@@ -141,11 +141,11 @@ class ModuleHooks:
         """Count the forwards of a trainable root within the step; others belong to the current."""
         recorder = self.recorder
         if not any(p.requires_grad for p in root.parameters()):
-            return recorder.microbatch
+            return recorder.events.microbatch
         step, count = self._forwards.get(root) or (-1, 0)
         count = count if step == recorder.step else 0
         self._forwards.put(root, (recorder.step, count + 1))
-        recorder.microbatch = count
+        recorder.events.microbatch = count
         recorder.has_gone_back = False
         return count
 
@@ -163,7 +163,7 @@ class ModuleHooks:
             if scope.parent is None:
                 seq = self._record_batch(scope, slot, tensor, view)
             else:
-                seq, exact = recorder.producer_of(tensor, view)
+                seq, exact = recorder.events.producer_of(tensor, view)
                 if not exact:
                     seq = self._record_fresh(scope, slot, tensor, view, seq)
                 elif recorder.settings.rehash and seq is not None:
@@ -179,9 +179,9 @@ class ModuleHooks:
     ) -> int | None:
         """Record an argument of a root, at each call; it may come from an earlier root's output."""
         recorder = self.recorder
-        producer, exact = recorder.producer_of(tensor, view)
+        producer, exact = recorder.events.producer_of(tensor, view)
         reads, span = self._reads(recorder.root_outputs if producer is None else [producer])
-        seq = recorder.emit_tensor(
+        seq = recorder.events.emit_tensor(
             _point(scope, "input", slot),
             tensor,
             view,
@@ -209,7 +209,7 @@ class ModuleHooks:
             name = scope.module_class
         made_from = caller.all_reads()
         reads, span = self._reads([*made_from, base] if base is not None else made_from)
-        return self.recorder.emit_tensor(
+        return self.recorder.events.emit_tensor(
             _point(caller, "input", f"{name}.{slot}"),
             tensor,
             view,
@@ -223,10 +223,10 @@ class ModuleHooks:
     ) -> int | None:
         """Record an argument anew if its bytes are no longer what its producer left."""
         recorder = self.recorder
-        before = recorder.digest_of(seq)
-        if before is None or recorder.cache.digest(tensor, view, trust=False) == before:
+        before = recorder.events.digest_of(seq)
+        if before is None or recorder.events.cache.digest(tensor, view, trust=False) == before:
             return seq
-        return recorder.emit_tensor(
+        return recorder.events.emit_tensor(
             _point(scope, "rewrite", slot),
             tensor,
             view,
@@ -237,13 +237,13 @@ class ModuleHooks:
     def _record_output(self, scope: Scope, slot: str, tensor: torch.Tensor) -> int | None:
         recorder = self.recorder
         view = look(tensor)
-        producer, exact = recorder.producer_of(tensor, view)
+        producer, exact = recorder.events.producer_of(tensor, view)
         if not recorder.layers or not scope.recorded:
             return producer
         # An output that a child (or the caller) already made is passed on, not computed here.
         passed_on = exact and producer is not None
         reads, span = self._reads([producer] if passed_on and producer is not None else scope.reads)
-        seq = recorder.emit_tensor(
+        seq = recorder.events.emit_tensor(
             _point(scope, "output", slot),
             tensor,
             view,
@@ -264,7 +264,7 @@ class ModuleHooks:
         """Return the reads and the span of an event that may have read each of `seqs`."""
         if len(seqs) <= MAX_READS:
             return seqs.copy(), 0
-        return [], self.recorder.next_seq() - min(seqs)
+        return [], self.recorder.events.next_seq() - min(seqs)
 
     def _note_draw(self, scope: Scope | None) -> None:
         """Record the generators' state before the draw of a call that has drawn since last time."""
@@ -273,12 +273,12 @@ class ModuleHooks:
         if now == before:
             return
         recorder.generator_state = now
-        draws, recorder.draws_in_call = recorder.draws_in_call, []
+        draws = recorder.op_events.take_draws()
         if scope is None or not scope.recorded:
             return
         reads = [recorder.generator_seq] if recorder.generator_seq >= 0 else []
         reads += draws
-        recorder.generator_seq = recorder.emit(
+        recorder.generator_seq = recorder.events.emit(
             _point(scope, "generator", "torch"), before, microbatch=scope.microbatch, reads=reads
         )
         scope.reads.append(recorder.generator_seq)

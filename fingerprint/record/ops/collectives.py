@@ -195,7 +195,7 @@ class CollectiveRecorder:
         ops = self._ops
         phase, microbatch = ops.phase()
         point = Point(phase, "", "", "", 0, "", schema.name, meeting.group)
-        occurrence = ops.recorder.count_op(place_of(point, microbatch))
+        occurrence = ops.op_events.count(place_of(point, microbatch))
         launch = Launch(schema, point, microbatch, occurrence, gets=meeting.gets)
         given = []
         for name, slot, _, tensor in tensors:
@@ -220,7 +220,7 @@ class CollectiveRecorder:
             self._flying += [weakref.ref(tensor) for _, tensor in flying]
         for slot, tensor in flying:
             if (view := look(tensor)) is not None and view.extent_bytes:
-                self._ops.recorder.writers.launch(view, self._flight(call, slot, tensor, view))
+                self._ops.writers.launch(view, self._flight(call, slot, tensor, view))
 
     def _is_landing(self, tensors: list[Argument]) -> bool:
         """Return whether a copy is a collective's own, from a buffer of its to its output.
@@ -229,7 +229,7 @@ class CollectiveRecorder:
         """
         if len(tensors) < 2:
             return False
-        writers = self._ops.recorder.writers
+        writers = self._ops.writers
         target, source = look(tensors[0][3]), look(tensors[1][3])
         if target is None or source is None or not writers.is_copied_in(target):
             return False
@@ -254,7 +254,7 @@ class CollectiveRecorder:
         recorder = self._ops.recorder
         if recorder.between_steps:
             return [], 0
-        producer, exact = recorder.producer_of(tensor, look(tensor))
+        producer, exact = recorder.events.producer_of(tensor, look(tensor))
         reads = [] if producer is None else [producer]
         if exact:
             return reads, 0
@@ -263,7 +263,7 @@ class CollectiveRecorder:
             reads += scope.all_reads()
             if len(reads) <= MAX_READS:
                 return reads, 0
-        return [], recorder.num_step_events()
+        return [], recorder.events.num_step_events()
 
     def _flight(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> Flight:
         def land(landed: torch.Tensor, reads: list[int]) -> None:

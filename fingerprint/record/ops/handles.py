@@ -172,12 +172,12 @@ class HandleWatch:
         scope = recorder.scopes.top()
         for tensor in tensors:
             view = None if tensor is None else look(tensor)
-            if tensor is None or view is None or not recorder.writers.is_in_flight(view):
+            if tensor is None or view is None or not self._ops.writers.is_in_flight(view):
                 continue
-            recorder.cache.forget(view)  # No version counts what a collective writes.
-            seq = recorder.writers.sources(view).seqs[-1]
+            recorder.events.cache.forget(view)  # No version counts what a collective writes.
+            seq = self._ops.writers.sources(view).seqs[-1]
             if seq < FIRST:
-                recorder.producers.put(tensor, view, seq)
+                recorder.events.producers.put(tensor, view, seq)
                 if scope is not None:
                     scope.reads.append(seq)
                 elif recorder.optimizer.options is not None:

@@ -146,7 +146,7 @@ class KernelRecorder:
             for operand in operands:
                 self._drop(look(operand.tensor))
             return None
-        occurrence = recorder.count_op(place_of(point, microbatch))
+        occurrence = ops.op_events.count(place_of(point, microbatch))
         call = Call(known.schema, point, microbatch, occurrence)
         around = ops.running.innermost()
         if around is not None:
@@ -175,8 +175,8 @@ class KernelRecorder:
             seq = ops.emit(call, point, digest, operand.tensor, call.reads_of(None))
             if view is not None and view.extent_bytes:
                 # No version of the tensor counts what a kernel writes.
-                self._recorder.cache.forget(view)
-                self._recorder.writers.put(view, seq, digest)
+                self._recorder.events.cache.forget(view)
+                self._ops.writers.put(view, seq, digest)
             if launch.around is not None:
                 launch.around.reads.append(seq)
 
@@ -201,7 +201,7 @@ class KernelRecorder:
         recorder, tensor = self._recorder, operand.tensor
         view = look(tensor)
         if view is not None and view.extent_bytes:
-            sources = recorder.writers.sources(view, FIRST if recorder.between_steps else 0)
+            sources = self._ops.writers.sources(view, FIRST if recorder.between_steps else 0)
             if sources.has_hole:
                 call.reads += sources.seqs
             elif is_inside and not sources.known:
@@ -223,7 +223,7 @@ class KernelRecorder:
         seq = self._ops.emit(call, point, digest, operand.tensor, call.reads_of(None))
         call.reads.append(seq)
         if view is not None and view.extent_bytes:
-            self._recorder.writers.put(view, seq, digest)
+            self._ops.writers.put(view, seq, digest)
 
     def _before_trial(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep what a kernel is given: the launch that follows writes the same once more."""
@@ -239,8 +239,8 @@ class KernelRecorder:
 
     def _drop(self, view: PlainView | None) -> None:
         if view is not None:
-            self._recorder.cache.forget(view)
-            self._recorder.writers.drop(view)
+            self._recorder.events.cache.forget(view)
+            self._ops.writers.drop(view)
 
 
 def _describe(name: str, parameters: tuple[str, ...]) -> OpSchema:

@@ -21,7 +21,6 @@ from fpdiff.fingerprint.digest.host import (
     look,
     memory_range,
 )
-from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.generators import generator_of
@@ -80,7 +79,7 @@ class OpMode(TorchDispatchMode):
         if call is None:
             return func(*args, **kwargs)
         if ops.recorder.kernels:
-            with ops.recorder.device_kernels.mark(call):
+            with ops.recorder.events.device_kernels.mark(call):
                 result = ops.running.run(call, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
@@ -110,6 +109,8 @@ class OpRecorder:
         """Belong to a recorder."""
         self.recorder = recorder
         self.gradients = gradients
+        self.op_events = recorder.op_events
+        self.writers = recorder.events.writers
         self._schemas: dict[OpOverload, OpSchema] = {}
         self._arguments: dict[str, tuple[str, bytes, float | None]] = {}
         self.running = RunningCalls()
@@ -170,7 +171,7 @@ class OpRecorder:
         if point is None:
             self._forget(schema, tensors)
             return None
-        occurrence = self.recorder.count_op(place_of(point, microbatch))
+        occurrence = self.op_events.count(place_of(point, microbatch))
         call = Call(schema, point, microbatch, occurrence)
         if schema.is_view:
             self._note_place(call, tensors, others)
@@ -191,7 +192,7 @@ class OpRecorder:
         tensor: Any = args[0] if args else None
         if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
             return False
-        if recorder.writers.has_views(tensor.untyped_storage()):
+        if self.writers.has_views(tensor.untyped_storage()):
             return False
         return recorder.lines.note_running()
 
@@ -271,7 +272,7 @@ class OpRecorder:
         self.recorder.blind_spots["op of a module outside the window"] += 1
         for name, _, _, tensor in tensors:
             if name in schema.writes and (view := look(tensor)) is not None:
-                self.recorder.writers.drop(view)
+                self.writers.drop(view)
 
     # What an operator reads
 
@@ -289,7 +290,7 @@ class OpRecorder:
         """Record what collectives have left in a tensor, if anything: the program may touch it."""
         view = look(tensor)
         if view is not None and view.extent_bytes:
-            self.recorder.writers.sources(view)
+            self.writers.sources(view)
 
     def read(self, call: Call, slot: str, index: int | None, tensor: torch.Tensor) -> None:
         """Note what a tensor that an op reads comes from; record it if no event is known of it."""
@@ -297,24 +298,23 @@ class OpRecorder:
         if view is None or not view.extent_bytes:
             return
         recorder = self.recorder
-        writers = recorder.writers
         first = FIRST if recorder.between_steps else 0
-        sources = writers.sources(view, first)
+        sources = self.writers.sources(view, first)
         if recorder.settings.rehash and view.is_on_host and view.has_memory:
             # After the look above, which takes in what a collective has written meanwhile.
             self._rehash(call, slot, tensor, view)
-            sources = writers.sources(view, first)
+            sources = self.writers.sources(view, first)
         seqs = sources.seqs
         if not sources.known:
-            earlier = writers.sources(view).seqs if first else []
+            earlier = self.writers.sources(view).seqs if first else []
             if sources.has_hole:
                 point = call.at("uninitialised", slot)
                 seq = self.emit(call, point, _HOLE, tensor, seqs, earlier)
-                writers.put(view, seq, is_hole=True)
+                self.writers.put(view, seq, is_hole=True)
             elif (digest := self.digest(tensor, view)) is not None:
                 point = call.at("input", slot)
                 seq = self.emit(call, point, digest, tensor, seqs, earlier)
-                writers.put(view, seq, digest)
+                self.writers.put(view, seq, digest)
             else:
                 return
             seqs = [*seqs, seq]
@@ -326,32 +326,32 @@ class OpRecorder:
     def _rehash(self, call: Call, slot: str, tensor: torch.Tensor, view: PlainView) -> None:
         """Record a tensor that is no longer what the ops that wrote it left."""
         recorder = self.recorder
-        of_memory = recorder.cache.of_memory
+        of_memory = recorder.events.cache.of_memory
         storage = view.storage
-        if not recorder.writers.rewritten(
+        if not self.writers.rewritten(
             view, lambda start, end: of_memory(memory_range(storage, start, end))
         ):
             return
         digest = self.digest(tensor, view)
         if digest is not None:
-            reads = recorder.writers.sources(view, FIRST if recorder.between_steps else 0).seqs
+            reads = self.writers.sources(view, FIRST if recorder.between_steps else 0).seqs
             point = call.at("rewrite", slot)
             seq = self.emit(call, point, digest, tensor, reads)
-            recorder.writers.put(view, seq, digest)
+            self.writers.put(view, seq, digest)
 
     def arguments(self, call: Call, others: list[tuple[str, Any]]) -> None:
         """Record the arguments that are no tensors: a scalar is data."""
         recorder = self.recorder
         slot, digest, value = self._told(others)
-        reads = recorder.numbers[-_MAX_NUMBERS:]
+        reads = self.op_events.numbers[-_MAX_NUMBERS:]
         if call.point.phase == "optimizer" and recorder.optimizer.options:
             reads = [*recorder.optimizer.options, *reads]
         if (node := torch._C._current_autograd_node()) is not None:
             reads = [*recorder.nodes.arguments_of(node), *reads]
         place = call.place
-        if place is not None and (chosen := recorder.writers.chosen(place)) is not None:
+        if place is not None and (chosen := self.writers.chosen(place)) is not None:
             reads = [*reads, chosen]
-        seq = recorder.emit_op(
+        seq = self.op_events.emit(
             call.at("arguments", slot),
             call.occurrence,
             digest,
@@ -382,13 +382,13 @@ class OpRecorder:
         recorder = self.recorder
         device = tensors[0][3].device if tensors else named.get("device") or "cpu"
         name, key, digest = generator_of(named.get("generator"), torch.device(device))
-        before = recorder.draws.get(key)
+        before = self.op_events.draws.get(key)
         point = call.at("generator", name)
         reads = [] if before is None else [before]
-        seq = recorder.emit_op(point, call.occurrence, digest, call.microbatch, reads=reads)
-        recorder.draws[key] = seq
+        seq = self.op_events.emit(point, call.occurrence, digest, call.microbatch, reads=reads)
+        self.op_events.draws[key] = seq
         if not recorder.between_steps:
-            recorder.draws_in_call.append(seq)
+            self.op_events.draws_in_call.append(seq)
         call.reads.append(seq)
 
     # What an operator makes
@@ -405,34 +405,33 @@ class OpRecorder:
         point = call.at(kind, slot)
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
         if call.mark:
-            self.recorder.device_kernels.note(call, seq)
+            self.recorder.events.device_kernels.note(call, seq)
         if view is not None and view.extent_bytes:
-            self.recorder.writers.put(view, seq, digest)
+            self.writers.put(view, seq, digest)
         return True
 
     def _number(self, call: Call, slot: str, value: Any) -> None:
         """Record a number that leaves torch: what the program makes of it is not seen."""
-        recorder = self.recorder
         point = call.at("number", slot)
         digest = digest_bytes(shown(value).encode())
         number = float(value) if isinstance(value, (int, float)) else None
         reads = call.reads_of(None)
-        seq = recorder.emit_op(
+        seq = self.op_events.emit(
             point, call.occurrence, digest, call.microbatch, reads=reads, value=number
         )
-        recorder.numbers.append(seq)
+        self.op_events.numbers.append(seq)
 
     def _allocated(self, call: Call, result: Any) -> None:
         for _, _, tensor in results(result, call.schema):
             if (view := look(tensor)) is not None and view.extent_bytes:
-                self.recorder.writers.allocate(view)
+                self.writers.allocate(view)
 
     def _read_instead(self, undefined: list[torch.Tensor]) -> None:
         """Make whoever reads a tensor that holds nothing read the op that should have filled it."""
-        last = self.recorder.last_op_seq()
+        last = self.op_events.last_seq()
         for tensor in undefined:
             if (view := look(tensor)) is not None and view.extent_bytes:
-                self.recorder.writers.put(view, last)
+                self.writers.put(view, last)
 
     # Views
 
@@ -446,21 +445,20 @@ class OpRecorder:
         if type(tensor) not in _PLAIN_TYPES:
             return
         chooses = bool(others) and call.schema.shows_arguments
-        if chooses or self.recorder.writers.has_views(tensor.untyped_storage()):
+        if chooses or self.writers.has_views(tensor.untyped_storage()):
             view = look(tensor)
             call.place = view if view is not None and view.extent_bytes else None
 
     def _look_elsewhere(self, call: Call, result: Any) -> None:
         """Note which event chose what part of its storage a new view looks at."""
-        writers = self.recorder.writers
         chosen = call.reads[0] if call.reads else None
         if chosen is None and call.place is not None:
-            chosen = writers.chosen(call.place)
+            chosen = self.writers.chosen(call.place)
         if chosen is None:
             return
         for _, _, tensor in results(result, call.schema):
             if (view := look(tensor)) is not None and view.extent_bytes:
-                writers.choose(view, chosen)
+                self.writers.choose(view, chosen)
 
     def phase(self) -> tuple[str, int]:
         """Return the phase and microbatch of an op that belongs to no module."""
@@ -485,7 +483,7 @@ class OpRecorder:
             view: what `host.look` returns for it.
             now: it is going to be compared, so a placeholder will not do.
         """
-        cache = self.recorder.cache
+        cache = self.recorder.events.cache
         try:
             if now:
                 return cache.digest_now(tensor, view)
@@ -504,11 +502,11 @@ class OpRecorder:
         earlier: list[int] | None = None,
         span: int = 0,
     ) -> int:
-        """Record a tensor at a call and return the event's seq; see `Recorder.emit_op`."""
+        """Record a tensor at a call and return the event's seq; see `OpEvents.emit`."""
         recorder = self.recorder
         if recorder.settings.stats and not recorder.between_steps:
-            recorder.note_stats(statistics(tensor))
-        return recorder.emit_op(
+            recorder.events.note_stats(tensor)
+        return self.op_events.emit(
             point,
             call.occurrence,
             digest,

@@ -39,7 +39,7 @@ class OptimizerHooks:
             # A closure begins a step like any forward, and the optimizer's own work comes after it.
             is_due = not (closes and recorder.boundary_due)
             if is_due:
-                recorder.join_prelude()
+                recorder.op_events.join_step()
             recorder.optimizer.begin(optimizer, works=is_due)
         if recorder.continues() and not closes:
             self._record_gradients(optimizer)
@@ -71,20 +71,20 @@ class OptimizerHooks:
         recorder = self.recorder
         # A reduction or a clip since the last accumulation may have gone past the version
         # counters (C++ reducers write into buckets): digest anew.
-        first = recorder.backward_first_seq if recorder.layers else recorder.step_first_seq
+        first = recorder.backward_first_seq if recorder.layers else recorder.events.first_seq
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 place = recorder.state.place(optimizer, parameter)
                 local = recorder.gradient_seqs.get(id(parameter))
-                seq = recorder.emit_tensor(
+                seq = recorder.events.emit_tensor(
                     place.reduced_gradient,
                     parameter.grad,
                     trust=not recorder.is_distributed(),
                     follow=False,
                     reads=[] if local is None else [local],
-                    span=recorder.next_seq() - first,
+                    span=recorder.events.next_seq() - first,
                 )
                 if seq is not None:
                     self._gradients[id(parameter)] = seq

@@ -65,7 +65,7 @@ class StepSettings:
             for path, module in recorder.names.modules(root):
                 kind = type(module).__name__
                 point = Point("init", "training_flag", path, kind, 0, "training")
-                seq = recorder.emit(point, _FLAG[bool(module.training)])
+                seq = recorder.events.emit(point, _FLAG[bool(module.training)])
                 module_reads.setdefault(path, []).append(seq)
         for index, optimizer in self.discovery.optimizers(since):
             self._options(index, optimizer)
@@ -82,7 +82,7 @@ class StepSettings:
                 if (now := _mark(value)) != mark:
                     slot = f"optimizer{index}.group{g}.{name}"
                     point = Point("optimizer", "option", "", "", 0, slot)
-                    own = emit_value(self.recorder, point, value, before)
+                    own = emit_value(self.recorder.events, point, value, before)
                     known[name] = now, own
                     self._read_by_updates(index, group, own)
 
@@ -102,7 +102,7 @@ class StepSettings:
                 if name not in ("params", "param_names"):
                     slot = f"optimizer{index}.group{g}.{name}"
                     point = Point("init", "option", "", "", 0, slot)
-                    own = emit_value(self.recorder, point, group[name])
+                    own = emit_value(self.recorder.events, point, group[name])
                     known[name] = _mark(group[name]), own
             self._read_by_updates(index, group, [seq for _, own in known.values() for seq in own])
 
@@ -116,12 +116,12 @@ class StepSettings:
             value = getattr(scaler, name)
             point = Point("init", "scaler", "", "", 0, f"scaler{index}.{name.lstrip('_')}")
             if value is not None:
-                self.scaler_seqs += emit_value(self.recorder, point, value)
+                self.scaler_seqs += emit_value(self.recorder.events, point, value)
                 continue
             # Its tensors are made at its first use, also of one that was restored.
             number = getattr(scaler, f"_init{name}")
             content = array("f" if dtype is torch.float32 else "i", [number]).tobytes()
-            seq = self.recorder.emit(
+            seq = self.recorder.events.emit(
                 point,
                 digest_bytes(content),
                 dtype=dtype,

@@ -62,7 +62,7 @@ class StateRecorder:
             self._record_masters(optimizer)
             self._record_held(optimizer)
         for name, digest in generators.states():
-            recorder.emit(Point("init", "generator", "", "", 0, name), digest)
+            recorder.events.emit(Point("init", "generator", "", "", 0, name), digest)
 
     def note_call(self, root: nn.Module, step: int) -> None:
         """Note that a root was called in a step.
@@ -106,7 +106,7 @@ class StateRecorder:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     point = Point("init", "buffer", path, kind, 0, name)
-                    seq = recorder.emit_tensor(point, buffer)
+                    seq = recorder.events.emit_tensor(point, buffer)
                     reads += [] if seq is None else [seq]
             self.module_reads[path] = reads
 
@@ -127,7 +127,7 @@ class StateRecorder:
         elif (place.module, place.name) != (path, name):  # Tied: recorded under its first name.
             known = self.parameter_seqs.get(id(parameter))
             return [] if known is None else [known]
-        seq = self.recorder.emit_standing(
+        seq = self.recorder.events.emit_standing(
             place.begun, place.standing, parameter, trust=True, follow=True
         )
         if seq is None:
@@ -159,8 +159,8 @@ class StateRecorder:
 
     def _rewrite(self, point: Point, parameter: torch.Tensor) -> None:
         recorder = self.recorder
-        span = recorder.next_seq() - recorder.backward_first_seq
-        seq = recorder.emit_tensor(
+        span = recorder.events.next_seq() - recorder.backward_first_seq
+        seq = recorder.events.emit_tensor(
             point, parameter, reads=[self.parameter_seqs[id(parameter)]], span=span
         )
         if seq is not None:
@@ -192,12 +192,13 @@ class StateRecorder:
             for parameter in group["params"]:
                 place = self.place(optimizer, parameter)
                 if place.kind == "master":
-                    seq = self.recorder.emit_tensor(place.begun, parameter)
+                    seq = self.recorder.events.emit_tensor(place.begun, parameter)
                     if seq is not None:
                         self.parameter_seqs[id(parameter)] = seq
 
     def _record_held(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit what the optimizer keeps for each parameter (moments, step counts)."""
+        events = self.recorder.events
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 # `state` may be a defaultdict: look before reading, so as to add nothing to it.
@@ -207,7 +208,7 @@ class StateRecorder:
                 place = self.place(optimizer, parameter)
                 seqs = self._held_seqs.setdefault(id(parameter), [])
                 for key, point, _, standing in place.kept(entries):
-                    seqs += emit_kept(self.recorder, point, standing, entries[key])
+                    seqs += emit_kept(events, point, standing, entries[key])
 
     def reads_of(self, parameter: torch.Tensor) -> list[int]:
         """Return the seqs of what an update of the parameter starts from in this step."""
@@ -226,6 +227,7 @@ class StateRecorder:
             optimizer: the one that has stepped.
             gradients: seqs of the gradients it saw, by id of the parameter.
         """
+        events = self.recorder.events
         received, first = self.recorder.optimizer.received, None
         if len(received) > MAX_READS:
             received, first = [], received[0]
@@ -236,14 +238,14 @@ class StateRecorder:
                     reads.append(gradient)
                 reads += received
                 place = self.place(optimizer, parameter)
-                self.recorder.emit_standing(
+                events.emit_standing(
                     place.updated,
                     place.standing,
                     parameter,
                     trust=False,
                     reads=reads,
-                    span=0 if first is None else self.recorder.next_seq() - first,
+                    span=0 if first is None else events.next_seq() - first,
                 )
                 if (entries := optimizer.state.get(parameter)) is not None:
                     for key, _, point, standing in place.kept(entries):
-                        emit_kept(self.recorder, point, standing, entries[key], reads, first)
+                        emit_kept(events, point, standing, entries[key], reads, first)

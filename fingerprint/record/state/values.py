@@ -12,11 +12,11 @@ from fpdiff.fingerprint.record.modules.containers import tensors_in
 from fpdiff.fingerprint.record.state.standing import Standing
 
 if TYPE_CHECKING:
-    from fpdiff.fingerprint.record.recorder import Recorder
+    from fpdiff.fingerprint.record.events.stepevents import StepEvents
 
 
 def emit_kept(
-    recorder: "Recorder",
+    events: "StepEvents",
     point: Point,
     standing: Standing,
     value: Any,
@@ -25,20 +25,20 @@ def emit_kept(
 ) -> list[int]:
     """Emit what an optimizer keeps for a parameter, as `emit_value` does."""
     if not isinstance(value, torch.Tensor):
-        return emit_value(recorder, point, value, reads, first)
-    seq = recorder.emit_standing(
+        return emit_value(events, point, value, reads, first)
+    seq = events.emit_standing(
         point,
         standing,
         value,
         trust=point.phase == "init",  # As in `_emit_tensor`.
         reads=reads,
-        span=0 if first is None else recorder.next_seq() - first,
+        span=0 if first is None else events.next_seq() - first,
     )
     return [] if seq is None else [seq]
 
 
 def emit_value(
-    recorder: "Recorder",
+    events: "StepEvents",
     point: Point,
     value: Any,
     reads: Sequence[int] = (),
@@ -49,14 +49,14 @@ def emit_value(
     They have read `reads`, and everything since the event `first`.
     """
     if isinstance(value, torch.Tensor):
-        return _emit_tensor(recorder, point, value, reads, first)
+        return _emit_tensor(events, point, value, reads, first)
     plain = plain_bytes(value)
     if plain is not None:
         number = float(value) if isinstance(value, (int, float)) else None
-        return [recorder.emit(point, digest_bytes(plain), value=number, reads=reads)]
+        return [events.emit(point, digest_bytes(plain), value=number, reads=reads)]
     seqs = []
     for slot, tensor in tensors_in(value, point.slot)[0]:
-        seqs += _emit_tensor(recorder, point._replace(slot=slot), tensor, reads, first)
+        seqs += _emit_tensor(events, point._replace(slot=slot), tensor, reads, first)
     return seqs
 
 
@@ -69,14 +69,14 @@ def plain_bytes(value: Any) -> bytes | None:
 
 
 def _emit_tensor(
-    recorder: "Recorder",
+    events: "StepEvents",
     point: Point,
     tensor: torch.Tensor,
     reads: Sequence[int],
     first: int | None,
 ) -> list[int]:
     """Emit a tensor of an optimizer or a scaler; return its seq, if its bytes can be read."""
-    seq = recorder.emit_tensor(
+    seq = events.emit_tensor(
         point,
         tensor,
         # What an optimizer has just written may have gone past the version counters.
@@ -84,6 +84,6 @@ def _emit_tensor(
         value=point.kind != "optimizer_state",
         follow=False,
         reads=reads,
-        span=0 if first is None else recorder.next_seq() - first,
+        span=0 if first is None else events.next_seq() - first,
     )
     return [] if seq is None else [seq]

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import fpdiff
-from fpdiff.fingerprint.record import recorder as recorder_module
+from fpdiff.fingerprint.record.events import stepevents
 from fpdiff.fingerprint.record.events.dataflow import Producers
+from fpdiff.fingerprint.record.events.stepevents import StepEvents
 from fpdiff.fingerprint.record.generators import states
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.state.optimizer import OptimizerHooks
@@ -157,7 +158,7 @@ def test_a_step_that_is_flushed_in_parts_is_the_same_step(
 ) -> None:
     with recorded(run) as events:
         train(mlp(), steps=2)
-    monkeypatch.setattr(recorder_module, "FLUSH_EVENTS", 3)
+    monkeypatch.setattr(stepevents, "FLUSH_EVENTS", 3)
     other = run.with_name("other")
     with recorded(other, rehash=True) as again:
         train(mlp(), steps=2)
@@ -178,8 +179,8 @@ def test_edges_are_checked_by_these_tests(run: Path) -> None:
 
 
 BROKEN: list[tuple[Any, str]] = [
-    (Recorder, "emit"),
-    (Recorder, "emit_tensor"),
+    (StepEvents, "emit"),
+    (StepEvents, "emit_tensor"),
     (Recorder, "optimizer_stepped"),
     (Producers, "find"),
     (RankWriter, "flush"),

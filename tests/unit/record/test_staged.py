@@ -12,7 +12,8 @@ from recorded import Events, hide_the_past, info, mlp, read, recorded, train
 
 import fpdiff
 from fpdiff.fingerprint.digest.host import PlainView
-from fpdiff.fingerprint.record import recorder as recorder_module
+from fpdiff.fingerprint.record import recorder
+from fpdiff.fingerprint.record.events import stepevents
 from fpdiff.store.schema import GROUPS
 from fpdiff.store.writer import RankWriter, SegmentLimits
 
@@ -82,7 +83,7 @@ def test_what_is_on_disk_does_not_hang_on_when_digests_arrive(
     if not now.exists():
         run(now, level=level)  # CPU tensors are not taken: each digest is waited for.
     staging = LateStaging(arrive)
-    monkeypatch.setattr(recorder_module, "Staging", lambda: staging)
+    monkeypatch.setattr(stepevents, "Staging", lambda: staging)
     run(tmp_path / "late", level=level)
     assert len(staging.copies) >= 5
     assert ("waited" in staging.log) == (arrive is not at_once)
@@ -97,7 +98,7 @@ def test_a_step_is_held_no_longer_than_the_next(
 ) -> None:
     """So a run that is killed has lost no more than the step in progress and the one before."""
     staging = LateStaging(never)
-    monkeypatch.setattr(recorder_module, "Staging", lambda: staging)
+    monkeypatch.setattr(stepevents, "Staging", lambda: staging)
     on_disk = []
 
     def each(step: int) -> None:
@@ -114,9 +115,9 @@ def test_a_step_is_held_no_longer_than_the_next(
 
 def test_windows_and_segments_end_at_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = partial(RankWriter, limits=SegmentLimits(steps=2))
-    monkeypatch.setattr(recorder_module, "RankWriter", limits)
+    monkeypatch.setattr(recorder, "RankWriter", limits)
     staging = LateStaging(one_step_late)
-    monkeypatch.setattr(recorder_module, "Staging", lambda: staging)
+    monkeypatch.setattr(stepevents, "Staging", lambda: staging)
     hide_the_past()
     with recorded(tmp_path / "run", digest="mix128", steps="0:3,5:9"):
         train(mlp(), steps=9)
@@ -145,7 +146,7 @@ def with_numbers(path: Path, **options: object) -> Events:
 def test_no_device_is_asked_for_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = with_numbers(tmp_path / "now")
     staging = LateStaging(never)
-    monkeypatch.setattr(recorder_module, "Staging", lambda: staging)
+    monkeypatch.setattr(stepevents, "Staging", lambda: staging)
     assert with_numbers(tmp_path / "late") == now
     assert steps_of(tmp_path / "late") == steps_of(tmp_path / "now")
     losses = now.pick(kind="loss").column("value")
