@@ -65,7 +65,8 @@ class StepSettings:
             for path, module in recorder.names.modules(root):
                 kind = type(module).__name__
                 point = Point("init", "training_flag", path, kind, 0, "training")
-                seq = recorder.events.emit(point, _FLAG[bool(module.training)])
+                training = bool(module.training)
+                seq = recorder.events.emit(point, _FLAG[training], value=float(training))
                 module_reads.setdefault(path, []).append(seq)
         for index, optimizer in self.discovery.optimizers(since):
             self._options(index, optimizer)

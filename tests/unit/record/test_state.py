@@ -157,6 +157,8 @@ def test_training_flags_are_those_of_the_first_training_forward(run: Path) -> No
         train(model, steps=1)
     flags = [{e.digest for e in events.pick(kind="training_flag", step=step)} for step in range(3)]
     assert flags[0] == flags[1] and len(flags[0]) == 1 and flags[2] != flags[0]
+    told = [{e.value for e in events.pick(kind="training_flag", step=step)} for step in range(3)]
+    assert told == [{1.0}, {1.0}, {0.0}]
     one = events.pick(kind="training_flag", step=1)
     assert one[0].seq > events.one(step=1, phase="eval", module="", kind="output").seq
 
