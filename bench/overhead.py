@@ -7,9 +7,10 @@ inputs too; `--msprobe` adds MindStudio's msprobe, see msprobe_cost.py.
 
 The conditions take turns in one process, on one model, a block of steps each, in an order that
 rotates, so that a machine that slows down or warms up slows all of them; DebugMode, which takes
-longer than all others together, in every second round. A block's cost is that of its steps after
-the second, and of closing the run: every flush is in it. What a run costs once (imports, the searches
-for optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
+longer than all others together, in every second round. A block's cost is that of the median of its
+steps after the second, each with its flush, and a step's share of closing the run: a step that the
+machine interrupts counts no more than another. What a run costs once (imports, the searches for
+optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
 without recorder of the same round. After each block of a rung, as many bytes as it has to digest in
 a step are digested, and nothing else is done: see digested.py.
 """
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import msprobe_cost
@@ -125,12 +127,14 @@ def time_block(step: Callable[[], None], found: Measured) -> None:
         with observer(found.condition, run):
             for _ in range(ONCE):
                 step()
-            after_first = time.perf_counter()
+            ends = [time.perf_counter()]
             for _ in range(found.steps - ONCE):
                 step()
-        end = time.perf_counter()
-        found.first.append(after_first - begin)
-        found.seconds.append((end - after_first) / (found.steps - ONCE))
+                ends.append(time.perf_counter())
+        closing = time.perf_counter() - ends[-1]
+        found.first.append(ends[0] - begin)
+        a_step = statistics.median(end - start for start, end in pairwise(ends))
+        found.seconds.append(a_step + closing / (found.steps - ONCE))
         if found.condition in RUNGS:
             found.disk_bytes = fpdiff.open_run(run).ranks[0].size_bytes / found.steps
 
