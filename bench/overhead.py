@@ -6,13 +6,13 @@
 inputs too; `--msprobe` adds MindStudio's msprobe, see msprobe_cost.py.
 
 The conditions take turns in one process, on one model, a block of steps each, in an order that
-rotates, so that a machine that slows down or warms up slows all of them; DebugMode, which takes
-longer than all others together, in every second round. A block's cost is that of the median of its
+rotates; DebugMode, which takes longer than all others together, in every second round. Each block
+stands beside one with no recorder, before it or behind it in turn, and its ratio is to that one, so
+that a machine that slows down or warms up slows both. A block's cost is that of the median of its
 steps after the second, each with its flush, and a step's share of closing the run: a step that the
 machine interrupts counts no more than another. What a run costs once (imports, the searches for
-optimizers, creating files) is in the first two steps and given apart. Each ratio is to the block
-without recorder of the same round. After each block of a rung, as many bytes as it has to digest in
-a step are digested, and nothing else is done: see digested.py.
+optimizers, creating files) is in the first two steps and given apart. After each block of a rung, as
+many bytes as it has to digest in a step are digested, and nothing else is done: see digested.py.
 """
 
 import argparse
@@ -40,20 +40,20 @@ SHORT = ONCE + 2
 """Steps in a block of DebugMode, and the least that a block may have."""
 COUNTED = 2
 """Steps after the first ones in which bytes are counted."""
-DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (12, 8), "67M": (6, 5)}
+DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (10, 8), "67M": (6, 5)}
 """Rounds, and steps in a block. In the smallest model the end of a run counts, as each segment's."""
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """One condition: lists hold a number for each round, the others are of one step.
+    """One condition: lists hold a number for each block, the others are of one step.
 
     Attributes:
         size: of the model.
         condition: what it was trained under.
         steps: in a block.
         threads: of the arithmetic.
-        bare: seconds of a step without recorder in the same round.
+        bare: seconds of a step without recorder in the block beside it.
         seconds: of a step.
         first: seconds of a block's first two steps.
         limit: seconds for digesting the same bytes once.
@@ -80,7 +80,7 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """To no recorder, by round."""
+        """To no recorder, by block."""
         return [ours / bare for ours, bare in zip(self.seconds, self.bare, strict=True)]
 
     @property
@@ -90,7 +90,7 @@ class Measured:
 
     @property
     def multiples(self) -> list[float]:
-        """What recording adds, as a multiple of the limit, by round."""
+        """What recording adds, as a multiple of the limit, by block."""
         rounds = zip(self.seconds, self.bare, self.limit, strict=True)
         return [(ours - bare) / limit for ours, bare, limit in rounds]
 
@@ -154,14 +154,16 @@ def measure(
     for each in found:
         rehearse(step, each)
     limit = Limit(int(max(each.once_bytes for each in found)))
+    bare, *others = found
     for turn in range(rounds):
-        now = [each for each in found if not turn % 2 or each.condition not in DEBUG_MODES]
+        now = [each for each in others if not turn % 2 or each.condition not in DEBUG_MODES]
         for each in rotated(now, turn):
-            time_block(step, each)
+            for one in (each, bare) if turn % 2 else (bare, each):
+                time_block(step, one)
+            each.bare.append(bare.seconds[-1])
             if each.once_bytes:
                 each.limit.append(limit.seconds(int(each.once_bytes)))
-        for each in now:
-            each.bare.append(found[0].seconds[-1])
+    bare.bare = bare.seconds
     return found
 
 
@@ -194,7 +196,7 @@ def table_of(found: list[Measured]) -> Table:
     base = found[0]
     table = Table(
         f"Overhead on a GPT of {base.size.replace('M', ' M')} parameters; rounds:"
-        f" {len(base.seconds)}, steps of a block: {base.steps}, threads: {base.threads}",
+        f" {max(len(each.seconds) for each in found[1:])}, steps of a block: {base.steps}, threads: {base.threads}",
         (
             *("condition", "s a step", "ratio", "min", "max"),
             *("limit", "times limit", "MB once", "MB again", "GB/s"),
