@@ -40,7 +40,7 @@ SHORT = ONCE + 2
 """Steps in a block of DebugMode, and the least that a block may have."""
 COUNTED = 2
 """Steps after the first ones in which bytes are counted."""
-DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (10, 8), "67M": (6, 5)}
+DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (8, 8), "67M": (5, 5)}
 """Rounds, and steps in a block. In the smallest model the end of a run counts, as each segment's."""
 
 
