@@ -5,7 +5,7 @@
 
 Runs overhead.py on three sizes of model, throughput.py, compare_time.py and fleet.py, one after the
 other in processes of their own, and leaves `suite.json`, which holds all that was measured,
-`suite.md` and `suite.png` in the folder. On two idle cores this takes about twenty minutes.
+`suite.md` and `suite.png` in the folder. On two idle cores this takes about half an hour.
 `--quick` tries everything but the larger models within a minute; its figures mean nothing.
 
 `--publish` puts the tables of a folder between the markers in docs/explanation/overhead.md, and its
