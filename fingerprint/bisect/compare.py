@@ -15,6 +15,7 @@ from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
 from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
 from fpdiff.fingerprint.bisect.preflight import (
+    OP_RUNGS,
     Common,
     Ranges,
     preflight,
@@ -91,7 +92,7 @@ def compare_runs(
         *common.notes,
         *_step_notes(tiers),
         *_evaluation_notes(tiers, found),
-        *_idle_notes(tiers),
+        *_idle_notes(tiers, common.rung),
     ]
     tiers = {rank: tier for rank, tier in tiers.items() if len(tier.steps)}
     compared = _compared(common, tiers)
@@ -282,13 +283,19 @@ def _evaluations(tier: RankTier, end: int | None) -> dict[str, list[int]]:
     return dict(sorted(found.items(), key=lambda entry: entry[1][0]))
 
 
-def _idle_notes(tiers: Tiers) -> list[str]:
-    """Say where ops outside of the model differ and nothing else does that read them."""
+def _idle_notes(tiers: Tiers, rung: str) -> list[str]:
+    """Say where operators outside of the model differ and nothing else does that read them.
+
+    At the rung layer collectives alone are recorded of them.
+    """
+    what, so = "operators", ", and lead to no other difference"
+    if rung not in OP_RUNGS:
+        what, so = "collectives", f": what read them is not recorded at the rung {rung}"
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
         if tier.idle:
-            what = f"ops outside the model differ in {steps_text(sorted(tier.idle))}"
-            stories.setdefault(f"{what}, and lead to no other difference", []).append(rank)
+            story = f"{what} outside the model differ in {steps_text(sorted(tier.idle))}{so}"
+            stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))
 
 

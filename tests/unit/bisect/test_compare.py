@@ -431,6 +431,34 @@ def test_at_rung_step_a_generator_explains_the_loss(tmp_path: Path) -> None:
     assert "generator torch.cpu" in origin.summary
 
 
+@pytest.mark.parametrize(
+    ("level", "says"),
+    [
+        (
+            "layer",
+            "collectives outside the model differ in step 2: what read them is not recorded at",
+        ),
+        ("op", "operators outside the model differ in step 2, and lead to no other difference"),
+    ],
+)
+def test_what_led_to_nothing_is_noted_as_far_as_it_is_known(
+    tmp_path: Path, level: str, says: str
+) -> None:
+    def edit(value: int) -> Edit:
+        def send(events: list[Ev]) -> None:
+            sent = ev(
+                "s", "sent", "", "x", phase="other", value=value, op="c10d.allreduce_", members="0"
+            )
+            events.append(sent)
+
+        return at(2, 0, send)
+
+    a = Job(edit=edit(1), level=level).arm(tmp_path / "a")
+    verdict = verdict_of(a, Job(edit=edit(2), level=level).arm(tmp_path / "b"))
+    assert (verdict.verdict, len(verdict.notes)) == ("identical", 1)
+    assert says in verdict.notes[0]
+
+
 def log(events: list[Ev], name: str, value: float) -> None:
     events.append(ev(name, "metric", "", name, phase="other", value=value, number=value))
 
