@@ -85,8 +85,7 @@ def test_runs_and_ranks(both: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 def test_only_a_rank_that_is_asked_for_is_read(both: duckdb.DuckDBPyConnection) -> None:
     ((_, plan),) = ask(both, "EXPLAIN ANALYZE SELECT sum(seq) FROM stored.events WHERE rank = 1")
-    assert re.search(r"rank=00001", plan)
-    assert not re.search(r"rank=00000", plan)
+    assert re.search(r"Scanning Files: 3/7\b", plan)
 
 
 def test_no_runs_and_no_ranks(tmp_path: Path) -> None:
@@ -119,15 +118,20 @@ def test_journals_only(tmp_path: Path) -> None:
         "INSTALL httpfs",
         "LOAD httpfs",
         "SET threads = 1",
-        "PRAGMA database_list",
+        "PRAGMA enable_profiling",
         "CALL duckdb_settings()",
         "DROP VIEW events",
-        "PIVOT sites ON phase USING count(*)",
     ],
 )
 def test_writing_is_refused(both: duckdb.DuckDBPyConnection, statement: str) -> None:
     with pytest.raises(QueryError, match="^fpdiff sql only reads: "):
         query(both, statement)
+
+
+def test_a_pivot_which_creates_a_type_is_refused(both: duckdb.DuckDBPyConnection) -> None:
+    # One statement or two, by the version of DuckDB.
+    with pytest.raises(QueryError, match="^fpdiff sql (only reads: |runs one statement at a time)"):
+        query(both, "PIVOT sites ON phase USING count(*)")
 
 
 @pytest.mark.parametrize(
