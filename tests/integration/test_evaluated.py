@@ -21,6 +21,8 @@ LENGTH = 6
 class Net(nn.Module):
     """Adds to its words what a module makes of places that the model itself holds."""
 
+    places: torch.Tensor
+
     def __init__(self, held: str) -> None:
         super().__init__()
         self.word, self.drop, self.out = nn.Embedding(20, 8), nn.Dropout(0.1), nn.Linear(8, 2)
