@@ -312,19 +312,28 @@ class Recorder:
                 self.fail(error)
         self.awake = False
 
-    def fail(self, error: Exception) -> None:
-        """Stop recording after an error, with one warning; the program goes on."""
+    def fail(self, error: BaseException, *, by_signal: bool = False) -> None:
+        """Stop recording after an error, with one warning; the program goes on.
+
+        Args:
+            error: what has cut the recording short.
+            by_signal: a signal's handler has raised it: it is no error of ours.
+        """
         self.awake = False
         self.device_kernels.end()
-        self._stopped = f"recording stopped in step {self.step}: {type(error).__name__}: {error}"
-        if not isinstance(error, OSError):
-            self._stopped += f" ({_where(error)})"
+        self._stopped = f"recording stopped in step {self.step}: "
+        if by_signal:
+            self._stopped += f"a signal cut it short ({type(error).__name__})"
+        else:
+            self._stopped += f"{type(error).__name__}: {error}"
+            if not isinstance(error, OSError):
+                self._stopped += f" ({_where(error)})"
         self.blind_spots["recording stopped"] += 1
         if self._writer is not None:
             self._writer.abandon()
             try:
                 self._write_info()
-            except OSError as second:
+            except Exception as second:  # noqa: BLE001  # Whatever it is, the program goes on.
                 self._stopped += f"; the rank's file could not be updated: {second}"
         warn(f"{self._stopped}; the program goes on unrecorded")
 
@@ -638,6 +647,6 @@ def _memory_of(tensor: torch.Tensor, view: PlainView | None) -> PlainView | None
     return view if view is not None and view.extent_bytes else None
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

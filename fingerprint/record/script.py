@@ -43,7 +43,7 @@ class ScriptCalls:
         if number is None:
             warn(f"log({name!r}) is ignored: not a single real number", stacklevel=4)
             return
-        recorder.emit_number(Point("other", "metric", "", "", 0, name), number)
+        recorder.emit_number(Point("other", "metric", "", "", 0, str(name)), number)
 
     @observing
     def mark(self, name: str, tensor: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ class ScriptCalls:
         seq, exact = recorder.producer_of(tensor, view)
         reads = [seq] if seq is not None else []
         span = 0 if exact else recorder.num_step_events()
-        point = Point("other", "mark", "", "", 0, name)
+        point = Point("other", "mark", "", "", 0, str(name))
         recorder.emit_tensor(point, tensor, view, reads=reads, span=span)
 
     def _is_open(self, call: str) -> bool:
@@ -79,5 +79,5 @@ def _number(value: float | torch.Tensor) -> float | torch.Tensor | None:
         return value if is_number(value) else None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
