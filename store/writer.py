@@ -68,7 +68,9 @@ class RankWriter:
         try:
             self._journals.mkdir(parents=True)
         except FileExistsError as exists:
-            raise StoreError(f"rank {rank} of {root} is recorded by another process") from exists
+            raise StoreError(
+                f"rank {rank} of {root} is recorded by another process, which ran a module first"
+            ) from exists
         self._segment = _Segment(0)
         self._pending_sites: list[dict[str, Any]] = []
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None

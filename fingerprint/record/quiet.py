@@ -24,6 +24,8 @@ _LEAVE_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._Fr
 def observing(
     body: Callable[Concatenate[Any, P], None],
     unless: Callable[Concatenate[Any, P], bool] | None = None,
+    *,
+    is_told: bool = False,
 ) -> Callable[Concatenate[Any, P], None]:
     """Make a method of an object with a `recorder` attribute fit to be a hook.
 
@@ -34,11 +36,12 @@ def observing(
     torch function modes and subclasses are switched off, so no user code sees the hook's own
     look-ups, and the ops that the hook itself runs are not taken for the program's.
     An error of ours stops the recording, never the program; what a signal's handler raises is the
-    program's.
+    program's. In a thread that is not followed it does nothing.
 
     Args:
         body: the method.
         unless: given the same, says quickly whether there is nothing to do.
+        is_told: being called in a thread that is not followed is a blind spot.
     """
 
     @functools.wraps(body)
@@ -47,6 +50,8 @@ def observing(
             return
         recorder: Recorder = self.recorder
         if not recorder.awake or (unless is not None and unless(self, *args, **kwargs)):
+            return
+        if not recorder.follows_thread(is_told=is_told):
             return
         outer, recorder.is_observing = recorder.is_observing, True
         with _NoTorchFunction():

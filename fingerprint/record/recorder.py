@@ -5,7 +5,6 @@ fails. Nothing is created on disk before the first module runs.
 """
 
 import os
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from fpdiff.fingerprint.digest.host import (
     is_number,
     look,
     scalar,
+    shape_of,
 )
 from fpdiff.fingerprint.digest.staging import Staging, digest_of_number
 from fpdiff.fingerprint.digest.stats import statistics
@@ -41,6 +41,7 @@ from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.state.standing import Standing
 from fpdiff.fingerprint.record.state.stepstate import StateRecorder
+from fpdiff.fingerprint.record.threads import Threads
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
@@ -63,6 +64,7 @@ class Recorder:
         self.awake = True
         self.is_observing = False  # a hook is at work: the ops that run are its own
         self.names = Names()
+        self.threads = Threads()
         self.scopes = ScopeStack()
         self.producers = Producers()
         self.writers = Writers()
@@ -105,7 +107,6 @@ class Recorder:
         self._environment: dict[str, Any] = {}
         self._open = False
         self._in_window = False
-        self._thread = 0
         self._staging = staging
         self._columns = EventColumns(self.step, 0)
         self._writer: RankWriter | None = None
@@ -118,7 +119,7 @@ class Recorder:
 
         Every hook begins with this.
         """
-        if not self.follows_thread():
+        if self._writer is None:
             return False
         if self.boundary_due:
             self._open_step(self.step + 1)
@@ -155,13 +156,16 @@ class Recorder:
         """Begin to record this process if it has not begun; called when a module runs.
 
         Returns:
-            Whether it records; False for DataLoader workers and ranks outside the window.
+            Whether it records; False for workers of DataLoaders and pools, and for ranks outside the
+            window.
         """
         if self._writer is not None:
             return True
-        if process.is_data_worker():
+        if process.is_helper():
             self.awake = False
             return False
+        if not self.threads.take():
+            return False  # Another thread begins at this very moment.
         self.rank = process.rank()
         if not self.settings.wants_rank(self.rank):
             self.awake = False
@@ -175,22 +179,20 @@ class Recorder:
             return False
         self._sites = SiteTable(self._writer.add_site, self.lines.of)
         self._steps = StepWriter(self._writer, self._sites, self._staging)
-        self._thread = threading.get_ident()
         self._environment = environment.describe()
         self._write_info()
         process.at_end(self.close)
         return True
 
-    def follows_thread(self) -> bool:
-        """Return whether what runs in this thread is recorded; if not, it is a blind spot."""
-        if threading.get_ident() == self._thread:
+    def follows_thread(self, *, is_told: bool = True) -> bool:
+        """Return whether what runs in this thread is recorded; if not, it is a blind spot.
+
+        Args:
+            is_told: count it.
+        """
+        if self.threads.are_followed():
             return True
-        # The autograd engine runs hooks in threads of its own while the program waits for it.
-        if self._writer is None:
-            return False
-        if torch._C._current_graph_task_id() != -1:
-            return True
-        self.blind_spots["thread not followed"] += 1
+        self.blind_spots["thread not followed"] += is_told
         return False
 
     def _open_step(self, number: int) -> None:
@@ -422,7 +424,7 @@ class Recorder:
         digest: bytes,
         microbatch: int | None = None,
         dtype: torch.dtype | str = "",
-        shape: torch.Size | tuple[()] = (),
+        shape: torch.Size | tuple[int, ...] = (),
         reads: Sequence[int] = (),
         span: int = 0,
         value: float | None = None,
@@ -512,7 +514,8 @@ class Recorder:
         if self.settings.stats and (row := statistics(tensor)) is not None:
             self._columns.stats[len(self._columns)] = row
         number = self._number(tensor) if value else None
-        seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
+        shape = tensor.shape if view is not None else shape_of(tensor)
+        seq = self.emit(point, digest, microbatch, tensor.dtype, shape, reads, span, number)
         if memory is not None and (not is_known or self.writers.contradicts(memory, digest)):
             self.writers.put(memory, seq, digest)
         if follow:
@@ -598,7 +601,7 @@ class Recorder:
         digest: bytes,
         microbatch: int,
         dtype: torch.dtype | str = "",
-        shape: torch.Size | tuple[()] = (),
+        shape: torch.Size | tuple[int, ...] = (),
         reads: list[int] | None = None,
         earlier: list[int] | None = None,
         value: float | None = None,

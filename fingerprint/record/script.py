@@ -1,6 +1,7 @@
 """What a script may call: step, log and mark."""
 
 import operator
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ class ScriptCalls:
         """Belong to a recorder."""
         self.recorder = recorder
 
-    @observing
+    @partial(observing, is_told=True)
     def step(self, number: int) -> None:
         """Begin step `number`."""
         recorder = self.recorder
@@ -33,7 +34,7 @@ class ScriptCalls:
                 stacklevel=4,
             )
 
-    @observing
+    @partial(observing, is_told=True)
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Record a metric of the open step; it does not open the next."""
         recorder = self.recorder
@@ -45,7 +46,7 @@ class ScriptCalls:
             return
         recorder.emit_number(Point("other", "metric", "", "", 0, str(name)), number)
 
-    @observing
+    @partial(observing, is_told=True)
     def mark(self, name: str, tensor: torch.Tensor) -> None:
         """Record the digest of a tensor."""
         recorder = self.recorder

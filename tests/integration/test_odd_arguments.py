@@ -197,3 +197,11 @@ def test_from_nowhere_a_command_is_run_and_runs_are_read(
 ) -> None:
     assert main.run(["record", "--out", str(nowhere / "a"), "--", "sh", "-c", "exit 3"]) == 3
     assert main.run(["show", str(nowhere / "run")]) == 0
+
+
+def test_a_run_that_is_removed_while_the_command_runs_does_not_change_its_end(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["record", "--out", "a", "--", "sh", "-c", "mv a b; exit 3"]) == 3
+    said = capsys.readouterr().err
+    assert said == f"fpdiff: {here / 'a'} is gone: it was moved or removed while the command ran\n"

@@ -29,7 +29,7 @@ class Point(NamedTuple):
     members: str | None = None
 
 
-SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
+SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[int, ...]"]
 """(point, occurrence, dtype, shape)."""
 
 _NOT_STRUCTURE = ("site", "module_class", "source")

@@ -62,6 +62,12 @@ def run(
         if is_only:
             runfolder.remove_if_empty(root)
         raise
+    if not root.exists():
+        print(
+            f"fpdiff: {root} is gone: it was moved or removed while the command ran",
+            file=sys.stderr,
+        )
+        return exit_code
     if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(

@@ -44,7 +44,7 @@ class ModuleHooks:
         self.gradients = gradients
         self._forwards: IdentityTable[tuple[int, int]] = IdentityTable()  # step and how many
 
-    @partial(observing, unless=_is_below_root)
+    @partial(observing, unless=_is_below_root, is_told=True)
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Enter a module's call: draw the scope, find or record what it was given."""
         recorder = self.recorder

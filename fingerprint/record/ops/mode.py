@@ -20,6 +20,7 @@ from fpdiff.fingerprint.digest.host import (
     digest_bytes,
     look,
     memory_range,
+    shape_of,
 )
 from fpdiff.fingerprint.digest.stats import statistics
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
@@ -516,7 +517,7 @@ class OpRecorder:
             digest,
             call.microbatch,
             tensor.dtype,
-            tensor.shape,
+            shape_of(tensor),
             reads,
             earlier,
             span=span,
