@@ -7,6 +7,7 @@ and removes the journal. No other rank is waited for and no other rank's file is
 """
 
 import contextlib
+import errno
 import json
 import queue
 import threading
@@ -176,6 +177,8 @@ class RankWriter:
                 return
 
     def _write_segment(self, segment: _Segment) -> None:
+        if not self.root.is_dir():  # Removed or moved: it is not made anew.
+            raise FileNotFoundError(errno.ENOENT, "the run's folder is gone", str(self.root))
         write_segment(
             self.root,
             self.rank,

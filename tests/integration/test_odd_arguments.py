@@ -205,3 +205,8 @@ def test_a_run_that_is_removed_while_the_command_runs_does_not_change_its_end(
     assert main.run(["record", "--out", "a", "--", "sh", "-c", "mv a b; exit 3"]) == 3
     said = capsys.readouterr().err
     assert said == f"fpdiff: {here / 'a'} is gone: it was moved or removed while the command ran\n"
+
+
+def test_a_path_that_is_no_text_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "record", "--out", "caf\udce9", "--", "true")
+    assert r"caf\udce9' is no UTF-8" in said and not list(here.glob("caf*"))

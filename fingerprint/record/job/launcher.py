@@ -62,7 +62,7 @@ def run(
         if is_only:
             runfolder.remove_if_empty(root)
         raise
-    if not root.exists():
+    if not (root / "run.json").exists():
         print(
             f"fpdiff: {root} is gone: it was moved or removed while the command ran",
             file=sys.stderr,

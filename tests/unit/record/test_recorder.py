@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import warnings
 from pathlib import Path
@@ -383,3 +384,29 @@ def test_what_a_signals_handler_raises_in_a_hook_is_the_programs(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not info(run)["finished"] and {e.step for e in read(run)} == {0}
+
+
+def test_a_program_that_shows_warnings_itself_and_fails_is_left_in_peace(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("a bug of the program's")
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with recorded(run), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        fpdiff.step("x")  # type: ignore[arg-type]
+        train(mlp(), steps=1)
+    assert "fpdiff: step('x') is ignored: not an integer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [3, 120])
+def test_a_run_that_is_removed_meanwhile_is_not_made_anew(run: Path, steps: int) -> None:
+    with pytest.warns(UserWarning) as said, fpdiff.record(run):
+        optimizer = train(model := mlp(), steps=1)
+        shutil.rmtree(run)
+        train(model, steps=steps, optimizer=optimizer)  # 100 steps are a segment.
+    stopped, ended = (str(w.message) for w in said)
+    assert "recording stopped" in stopped and f"cannot note the end of {run}" in ended
+    assert not run.exists()
