@@ -403,10 +403,14 @@ def test_a_program_that_shows_warnings_itself_and_fails_is_left_in_peace(
 
 @pytest.mark.parametrize("steps", [3, 120])
 def test_a_run_that_is_removed_meanwhile_is_not_made_anew(run: Path, steps: int) -> None:
-    with pytest.warns(UserWarning) as said, fpdiff.record(run):
-        optimizer = train(model := mlp(), steps=1)
-        shutil.rmtree(run)
-        train(model, steps=steps, optimizer=optimizer)  # 100 steps are a segment.
+    def removed() -> None:
+        with fpdiff.record(run):
+            optimizer = train(model := mlp(), steps=1)
+            shutil.rmtree(run)
+            train(model, steps=steps, optimizer=optimizer)  # 100 steps are a segment.
+
+    with pytest.warns(UserWarning) as said:
+        removed()
     stopped, ended = (str(w.message) for w in said)
     assert "recording stopped" in stopped and f"cannot note the end of {run}" in ended
     assert not run.exists()
