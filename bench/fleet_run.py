@@ -152,7 +152,7 @@ class Program:
         dtype, shape = ("float32", (64, 64)) if is_tensor else ("", ())
         point = Point(phase, kind, module, "Linear" if module else "Model", 0, slot)
         index = self._names[name] = len(self.rows)
-        self._table.number((point, 0, dtype, shape), "")  # type: ignore[arg-type]  # Any tuple.
+        self._table.number((point, 0, dtype, shape), "")
         self.reads.append([index - self._names[read] for read in reads])
         self.spans.append(0)
         self.values.append(value)

@@ -121,6 +121,8 @@ def run(arguments: list[str] | None = None) -> int:
     except FpdiffError as error:
         return _fail(str(error))
     except OSError as error:
+        if _is_nowhere():
+            return _fail("the working directory has been removed: change to another one")
         if error.errno != errno.ENOSPC:
             return _fail_unexpected(error)
         _drop_stdout()  # What is left to write would fail again.
@@ -129,6 +131,14 @@ def run(arguments: list[str] | None = None) -> int:
         if hasattr(error, "format_message"):  # A usage error of typer, whose class is private.
             return _fail_usage(error)
         return _fail_unexpected(error)
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def _fail_unexpected(error: Exception) -> int:

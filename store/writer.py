@@ -7,6 +7,7 @@ and removes the journal. No other rank is waited for and no other rank's file is
 """
 
 import contextlib
+import errno
 import json
 import queue
 import threading
@@ -68,7 +69,9 @@ class RankWriter:
         try:
             self._journals.mkdir(parents=True)
         except FileExistsError as exists:
-            raise StoreError(f"rank {rank} of {root} is recorded by another process") from exists
+            raise StoreError(
+                f"rank {rank} of {root} is recorded by another process, which ran a module first"
+            ) from exists
         self._segment = _Segment(0)
         self._pending_sites: list[dict[str, Any]] = []
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
@@ -174,6 +177,8 @@ class RankWriter:
                 return
 
     def _write_segment(self, segment: _Segment) -> None:
+        if not self.root.is_dir():  # Removed or moved: it is not made anew.
+            raise FileNotFoundError(errno.ENOENT, "the run's folder is gone", str(self.root))
         write_segment(
             self.root,
             self.rank,

@@ -13,8 +13,8 @@ from fpdiff.store.schema import DIGEST_ALGORITHM
 _NEXT = {"step": "layer", "layer": "op", "op": "op", "kernel": "kernel"}
 
 _HINTS = {
-    "data": "compare the samplers: seed, set_epoch, shuffling, worker seeding, position after"
-    " a resume",
+    "data": "compare the samplers (seed, set_epoch, shuffling, worker seeding, position after a"
+    " resume) and what makes tensors of samples (augmentation, a vocabulary, the order of a set)",
     "rng": "find who drew between the last equal state and here: an evaluation pass, an extra"
     " layer at initialisation, a seed or a restore that is missing",
     "environment": "run both with the same setting; if it must differ, expect other bits",
@@ -227,7 +227,10 @@ def strength(rung: str, class_: str, num_inputs: int) -> str:
 
 
 def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
-    """Return the command that records a rerun more closely, or None if there is none."""
+    """Return the command that records a rerun more closely, or None if there is none.
+
+    A run that continues another is told to count its steps on from there, as they were compared.
+    """
     command = run.info.get("command")
     if not origins or not isinstance(command, list) or not command:
         return None
@@ -239,8 +242,12 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
     level = _NEXT[rung]
     if rung == "op" and not known and _may_be_a_launch(first, run):
         level = "kernel"
-    own_step = first.step - next((record.shift for record in run.ranks.values()), 0)
-    options = ["--level", level, "--steps", str(own_step)]
+    shift = next((record.shift for record in run.ranks.values()), 0)
+    start = settings.get("first_step")
+    start = start if isinstance(start, int) else 0
+    if start + shift >= 0:
+        start, shift = start + shift, 0
+    options = ["--level", level, "--steps", str(first.step - shift)]
     if level == rung:
         if first.class_ != "kernel" or known or settings.get("rehash"):
             return None
@@ -252,8 +259,8 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
         options += ["--ranks", str(first.rank)]
     if run.info.get("digest") not in (None, DIGEST_ALGORITHM):
         options += ["--digest", str(run.info["digest"])]
-    if settings.get("first_step"):
-        options += ["--first-step", str(settings["first_step"])]
+    if start:
+        options += ["--first-step", str(start)]
     words = ["fpdiff", "record", "--out", f"{run.path}.narrow", *options, "--"]
     return shlex.join([*words, *map(str, command)])
 

@@ -199,6 +199,11 @@ class Arm:
         between: Ints = np.arange(first, index, dtype=np.int64)
         return np.concatenate([direct, np.setdiff1d(between, direct, assume_unique=True)])
 
+    def has(self, among: Ints, arm: "Arm", index: int) -> bool:
+        """Return whether some of the events are what an event of an arm is: in bits, dtype, shape."""
+        equal = (self.digest[among] == arm.digest[index]).all(axis=1)
+        return bool((equal & (self.description[among] == arm.description[index])).any())
+
     def read_any(self, flags: Flags) -> Flags:
         """Return for each event whether it read an event that is flagged."""
         event, producer = self.edges

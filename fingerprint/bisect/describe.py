@@ -158,7 +158,11 @@ class Describer:
             matched_before=self._matched_before(candidate.row),
             strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
             hint=self._hint(candidate, site, kind),
-            evidence=[*self._cause(candidate), *_kernels(a, b), *self._evidence(kind)],
+            evidence=[
+                *self._cause(candidate),
+                *_kernels(a, b),
+                *self._evidence(kind, candidate.row),
+            ],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
@@ -319,15 +323,28 @@ class Describer:
         only = "" if self._aligned.paired[candidate.cause] else ", in one run only"
         return [f"of the ops that prepared it the first to differ{only}: {described(site)}"]
 
-    def _evidence(self, kind: Kind) -> list[str]:
+    def _equal_beside(self, row: int) -> list[str]:
+        """Name what is equal of the batch that a row's event is a part of."""
+        aligned, own = self._aligned, self._aligned.site(row)
+        if not is_batch(own):
+            return []
+        same = aligned.having(is_batch) & (aligned.microbatches == aligned.microbatches[row])
+        sites = [aligned.site(other) for other in np.flatnonzero(same & aligned.equal).tolist()]
+        call = ("phase", "module", "call")
+        names = [s["slot"] for s in sites if all(s[name] == own[name] for name in call)]
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return [f"equal in this batch: {', '.join(names[:_MAX_NAMES])}{more}"] if names else []
+
+    def _evidence(self, kind: Kind, row: int) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""
         if kind.class_ in self._evidence_given:
             return []
         self._evidence_given.add(kind.class_)
         found = self._found
         evidence = []
-        if kind.class_ == "data" and (shift := describe_shift(found.tier, found.step)):
-            evidence.append(shift)
+        if kind.class_ == "data":
+            shift = describe_shift(found.tier, found.step)
+            evidence += [shift] if shift else self._equal_beside(row)
         if kind.class_ in ("data", "rng", "state", "computation"):
             evidence += [
                 f"generator {name} differs already at the start of step {found.step}"

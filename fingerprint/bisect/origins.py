@@ -41,11 +41,11 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do four kinds
-    of difference: the state of a generator at step start (what a module
-    drew from says where it began to matter), logged numbers, evaluation passes that only one
-    run made and that left nothing which is read elsewhere, and ops outside of all modules that
-    nothing else read (a printed norm, a checkpoint).
+    What one run has beyond the end of a record that was cut off does not count, nor do five kinds
+    of difference: the state of a generator at step start (what a module drew from says where it
+    began to matter), logged numbers, evaluation passes that only one run made and that left nothing
+    which is read elsewhere, ops outside of all modules that nothing else read (a printed norm, a
+    checkpoint), and where a tensor is met first.
 
     Args:
         aligned: the step.
@@ -57,6 +57,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched &= ~before_the_start(aligned)
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
+    mismatched &= ~_met_elsewhere(aligned, mismatched)
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
     led_on = _led_on(aligned, evaluations, mismatched)
@@ -99,6 +100,11 @@ def is_batch(site: Site) -> bool:
     """Return whether a site is an argument of a root module."""
     is_argument = site["op"] is None and site["slot"].startswith("arg.")
     return bool(site["kind"] == "input" and is_argument)
+
+
+def _is_met(site: Site) -> bool:
+    """Return whether a site is of a tensor that no event made, and that is no root's argument."""
+    return site["kind"] == "input" and not is_batch(site)
 
 
 def _is_op(site: Site) -> bool:
@@ -281,15 +287,39 @@ def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
 def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:
     """Return the edges from what one arm made to an event that read its equal in the other arm."""
     result = np.zeros(len(producer), bool)
-    made = aligned.having(is_kind("result", "written")) & ~aligned.paired
+    made = aligned.having(is_kind("result", "written", "input")) & ~aligned.paired
     for edge in np.flatnonzero(made[producer] & aligned.paired[event]).tolist():
         own, at = aligned.arm_of(int(producer[edge]))
         is_b = own is aligned.b
         other = aligned.a if is_b else aligned.b
         reader = (aligned.index_a if is_b else aligned.index_b)[event[edge]]
-        read = other.direct(int(reader))
-        equal = (other.digest[read] == own.digest[at]).all(axis=1)
-        result[edge] = (equal & (other.description[read] == own.description[at])).any()
+        result[edge] = other.has(other.direct(int(reader)), own, at)
+    return result
+
+
+def _met_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the inputs in one arm whose readers read the same in the other, where it was met before.
+
+    A tensor that no event made is recorded once in a step, where it is first met: in an evaluation,
+    or by an op that prints its norm, if only one run has these. One that a module is given and no
+    op reads need only be anywhere in the other arm.
+    """
+    result: Flags = mismatched & ~aligned.paired & aligned.having(_is_met)
+    if not result.any():
+        return result
+    producer, event = aligned.edges
+    among = result[producer]
+    producer, event = producer[among], event[among]
+    read = np.zeros((2, len(aligned)), bool)
+    read[aligned.paired[event].astype(int), producer] = True
+    both = aligned.paired[event]
+    producer, event = producer[both], event[both]
+    result &= read[1] | ~read[0]
+    result[producer[~_had_elsewhere(aligned, producer, event)]] = False
+    for row in np.flatnonzero(result & ~read[1]).tolist():
+        own, index = aligned.arm_of(row)
+        other = aligned.a if own is aligned.b else aligned.b
+        result[row] = other.has(np.arange(len(other)), own, index)
     return result
 
 

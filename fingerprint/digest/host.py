@@ -4,7 +4,7 @@ Logical means: the elements in row-major order of the tensor's own indices, what
 with conjugate and negative bits resolved. Equal digests mean equal bits: +0 and -0 differ, and so
 do two NaNs with other payloads. Shape and dtype are not mixed in; a site records them beside it.
 
-A tensor that is made of several (sparse, quantized, a wrapper subclass) is digested part by part;
+A tensor that is made of several (sparse, quantized, nested, a wrapper subclass) is digested part by part;
 its digest is that of the parts' digests in a fixed order. A distributed tensor is its local shard.
 """
 
@@ -75,7 +75,9 @@ def look(tensor: torch.Tensor) -> PlainView | None:
 
     This is on the path of every event: it reads each property once.
     """
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_quantized or tensor.is_nested:
         return None
     try:
         storage = tensor.untyped_storage()
@@ -210,7 +212,21 @@ def row_major(tensor: torch.Tensor) -> torch.Tensor:
             raise Undigestible(f"no copy kernel for {tensor.dtype}") from error
 
 
+def shape_of(tensor: torch.Tensor) -> torch.Size | tuple[int, ...]:
+    """Return a tensor's shape, with -1 for the sizes that differ within a nested tensor."""
+    if not tensor.is_nested:
+        return tensor.shape
+    if tensor.layout is torch.strided:
+        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if tensor.is_nested and tensor.layout is torch.strided:
+        plain = tensor.detach()
+        yield plain._nested_tensor_size()
+        yield from plain.unbind()
+        return
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized:
         raise Undigestible("functorch transform")
     if torch.nn.parameter.is_lazy(tensor):
@@ -247,7 +263,7 @@ def _quantizer(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def is_number(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is plain and holds one real number."""
-    if tensor.numel() != 1 or tensor.is_complex() or tensor.is_meta:
+    if tensor.is_nested or tensor.numel() != 1 or tensor.is_complex() or tensor.is_meta:
         return False
     return look(tensor) is not None
 

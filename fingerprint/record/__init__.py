@@ -12,6 +12,7 @@ script      the bodies of those three
 recorder    steps, sites and events: every hook's way to the store
 warning     warnings that cannot harm the program
 quiet       how a hook looks without disturbing
+threads     which threads are followed
 identity    a table keyed by live objects
 generators  states of random generators, and who drew from them
 wrapping    puts functions of the recorder's around others of torch or Triton

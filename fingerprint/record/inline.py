@@ -42,5 +42,8 @@ def recording(settings: Settings, *, force: bool) -> Iterator[None]:
         disarm()
         if rank is None:
             root = Path(settings.out)
-            if not runfolder.remove_if_empty(root):
-                runfolder.finish(root, None)
+            try:
+                if not runfolder.remove_if_empty(root):
+                    runfolder.finish(root, None)
+            except OSError as error:  # Removed, or on a full disk: no matter of the program's.
+                warn(f"cannot note the end of {root}: {error}")

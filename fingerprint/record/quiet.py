@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
@@ -23,6 +24,8 @@ _LEAVE_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._Fr
 def observing(
     body: Callable[Concatenate[Any, P], None],
     unless: Callable[Concatenate[Any, P], bool] | None = None,
+    *,
+    is_told: bool = False,
 ) -> Callable[Concatenate[Any, P], None]:
     """Make a method of an object with a `recorder` attribute fit to be a hook.
 
@@ -32,11 +35,13 @@ def observing(
     Dynamo did not compile, between two graphs say, it is no frame to be compiled itself. Inside,
     torch function modes and subclasses are switched off, so no user code sees the hook's own
     look-ups, and the ops that the hook itself runs are not taken for the program's.
-    An error of ours stops the recording, never the program.
+    An error of ours stops the recording, never the program; what a signal's handler raises is the
+    program's. In a thread that is not followed it does nothing.
 
     Args:
         body: the method.
         unless: given the same, says quickly whether there is nothing to do.
+        is_told: being called in a thread that is not followed is a blind spot.
     """
 
     @functools.wraps(body)
@@ -46,15 +51,42 @@ def observing(
         recorder: Recorder = self.recorder
         if not recorder.awake or (unless is not None and unless(self, *args, **kwargs)):
             return
+        if not recorder.follows_thread(is_told=is_told):
+            return
         outer, recorder.is_observing = recorder.is_observing, True
         with _NoTorchFunction():
             try:
                 body(self, *args, **kwargs)
-            except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
-                recorder.fail(error)
+            except BaseException as error:
+                if stop_after(recorder, error):
+                    raise
             finally:
                 recorder.is_observing = outer
 
     code: Any = hook
     _dynamo.set_code_exec_strategy(code.__code__, _LEAVE_ALONE)
     return hook  # type: ignore[return-value]  # A method: it takes self.
+
+
+def stop_after(recorder: "Recorder", error: BaseException) -> bool:
+    """Stop the recording, which an error has cut short in a hook.
+
+    Returns:
+        Whether a signal's handler has raised it while the hook ran: then it is the program's own,
+        to be raised on.
+    """
+    by_signal = not isinstance(error, Exception) or _is_of_handler(error.__traceback__)
+    recorder.fail(error, by_signal=by_signal)
+    return by_signal
+
+
+def _is_of_handler(traceback: TracebackType | None) -> bool:
+    """Return whether a function that is given a signal and a frame has raised an error."""
+    while traceback is not None:
+        code, found = traceback.tb_frame.f_code, traceback.tb_frame.f_locals
+        given = [found.get(name) for name in code.co_varnames[: code.co_argcount + 1]]
+        given += [part for value in given if isinstance(value, tuple) for part in value]
+        if {int, FrameType} <= {int if isinstance(v, int) else type(v) for v in given}:
+            return True
+        traceback = traceback.tb_next
+    return False

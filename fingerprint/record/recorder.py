@@ -5,7 +5,6 @@ fails. Nothing is created on disk before the first module runs.
 """
 
 import os
-import threading
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -24,6 +23,7 @@ from fpdiff.fingerprint.record.modules.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.state.stepstate import StateRecorder
+from fpdiff.fingerprint.record.threads import Threads
 from fpdiff.fingerprint.record.warning import warn
 from fpdiff.store.errors import StoreError
 from fpdiff.store.writer import RankWriter
@@ -42,6 +42,7 @@ class Recorder:
         self.awake = True
         self.is_observing = False  # a hook is at work: the ops that run are its own
         self.names = Names()
+        self.threads = Threads()
         self.scopes = ScopeStack()
         self.nodes = Nodes()
         self.lines = Lines(self.nodes)
@@ -69,7 +70,6 @@ class Recorder:
         self._environment: dict[str, Any] = {}
         self._open = False
         self._in_window = False
-        self._thread = 0
         self._writer: RankWriter | None = None
         self._stopped = ""
 
@@ -80,7 +80,7 @@ class Recorder:
 
         Every hook begins with this.
         """
-        if not self.follows_thread():
+        if self._writer is None:
             return False
         if self.boundary_due:
             self._open_step(self.step + 1)
@@ -117,13 +117,16 @@ class Recorder:
         """Begin to record this process if it has not begun; called when a module runs.
 
         Returns:
-            Whether it records; False for DataLoader workers and ranks outside the window.
+            Whether it records; False for workers of DataLoaders and pools, and for ranks outside the
+            window.
         """
         if self._writer is not None:
             return True
-        if process.is_data_worker():
+        if process.is_helper():
             self.awake = False
             return False
+        if not self.threads.take():
+            return False  # Another thread begins at this very moment.
         self.rank = process.rank()
         if not self.settings.wants_rank(self.rank):
             self.awake = False
@@ -136,22 +139,20 @@ class Recorder:
             warn(f"this process (pid {os.getpid()}) is left out: {taken}", stacklevel=1)
             return False
         self.events.begin(self._writer, self.lines)
-        self._thread = threading.get_ident()
         self._environment = environment.describe()
         self._write_info()
         process.at_end(self.close)
         return True
 
-    def follows_thread(self) -> bool:
-        """Return whether what runs in this thread is recorded; if not, it is a blind spot."""
-        if threading.get_ident() == self._thread:
+    def follows_thread(self, *, is_told: bool = True) -> bool:
+        """Return whether what runs in this thread is recorded; if not, it is a blind spot.
+
+        Args:
+            is_told: count it.
+        """
+        if self.threads.are_followed():
             return True
-        # The autograd engine runs hooks in threads of its own while the program waits for it.
-        if self._writer is None:
-            return False
-        if torch._C._current_graph_task_id() != -1:
-            return True
-        self.blind_spots["thread not followed"] += 1
+        self.blind_spots["thread not followed"] += is_told
         return False
 
     def _open_step(self, number: int) -> None:
@@ -205,19 +206,28 @@ class Recorder:
                 self.fail(error)
         self.awake = False
 
-    def fail(self, error: Exception) -> None:
-        """Stop recording after an error, with one warning; the program goes on."""
+    def fail(self, error: BaseException, *, by_signal: bool = False) -> None:
+        """Stop recording after an error, with one warning; the program goes on.
+
+        Args:
+            error: what has cut the recording short.
+            by_signal: a signal's handler has raised it: it is no error of ours.
+        """
         self.awake = False
         self.events.device_kernels.end()
-        self._stopped = f"recording stopped in step {self.step}: {type(error).__name__}: {error}"
-        if not isinstance(error, OSError):
-            self._stopped += f" ({_where(error)})"
+        self._stopped = f"recording stopped in step {self.step}: "
+        if by_signal:
+            self._stopped += f"a signal cut it short ({type(error).__name__})"
+        else:
+            self._stopped += f"{type(error).__name__}: {error}"
+            if not isinstance(error, OSError):
+                self._stopped += f" ({_where(error)})"
         self.blind_spots["recording stopped"] += 1
         if self._writer is not None:
             self._writer.abandon()
             try:
                 self._write_info()
-            except OSError as second:
+            except Exception as second:  # noqa: BLE001  # Whatever it is, the program goes on.
                 self._stopped += f"; the rank's file could not be updated: {second}"
         warn(f"{self._stopped}; the program goes on unrecorded")
 
@@ -274,6 +284,6 @@ class Recorder:
         return 0 if alone else self.events.microbatch
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

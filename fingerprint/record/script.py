@@ -1,6 +1,7 @@
 """What a script may call: step, log and mark."""
 
 import operator
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ class ScriptCalls:
         """Belong to a recorder."""
         self.recorder = recorder
 
-    @observing
+    @partial(observing, is_told=True)
     def step(self, number: int) -> None:
         """Begin step `number`."""
         recorder = self.recorder
@@ -33,7 +34,7 @@ class ScriptCalls:
                 stacklevel=4,
             )
 
-    @observing
+    @partial(observing, is_told=True)
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Record a metric of the open step; it does not open the next."""
         recorder = self.recorder
@@ -43,9 +44,9 @@ class ScriptCalls:
         if number is None:
             warn(f"log({name!r}) is ignored: not a single real number", stacklevel=4)
             return
-        recorder.events.emit_number(Point("other", "metric", "", "", 0, name), number)
+        recorder.events.emit_number(Point("other", "metric", "", "", 0, str(name)), number)
 
-    @observing
+    @partial(observing, is_told=True)
     def mark(self, name: str, tensor: torch.Tensor) -> None:
         """Record the digest of a tensor."""
         recorder = self.recorder
@@ -58,7 +59,7 @@ class ScriptCalls:
         seq, exact = recorder.events.producer_of(tensor, view)
         reads = [seq] if seq is not None else []
         span = 0 if exact else recorder.events.num_step_events()
-        point = Point("other", "mark", "", "", 0, name)
+        point = Point("other", "mark", "", "", 0, str(name))
         recorder.events.emit_tensor(point, tensor, view, reads=reads, span=span)
 
     def _is_open(self, call: str) -> bool:
@@ -79,5 +80,5 @@ def _number(value: float | torch.Tensor) -> float | torch.Tensor | None:
         return value if is_number(value) else None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

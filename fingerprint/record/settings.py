@@ -58,7 +58,7 @@ class Settings:
         """Check the values.
 
         Raises:
-            RecordError: unknown level or digest, or bad regular expression.
+            RecordError: unknown level or digest, a path that cannot be, or a bad regular expression.
         """
         if self.level not in LEVELS:
             known = " or ".join(LEVELS)
@@ -66,6 +66,10 @@ class Settings:
         if self.digest not in DIGESTS:
             known = " or ".join(DIGESTS)
             raise RecordError(f"digest {self.digest!r} is not known: give {known}")
+        if not _is_text(self.out):
+            raise RecordError(
+                f"{self.out!r} is no UTF-8, as a run's path must be: give another --out"
+            )
         try:
             pattern = re.compile(self.modules)
         except re.error as error:
@@ -142,3 +146,11 @@ def _parse(text: str, separator: str, option: str, example: str, closed: int) ->
 
 def _within(ranges: Ranges, number: int) -> bool:
     return any(first <= number < end for first, end in ranges)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

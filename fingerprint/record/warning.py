@@ -1,11 +1,11 @@
-"""Warnings that cannot harm the program, even where it turns warnings into errors."""
+"""Warnings that cannot harm the program, even where it turns warnings into errors or shows them itself."""
 
 import sys
 import warnings
 
 
 def warn(text: str, *, stacklevel: int = 1) -> None:
-    """Warn; where warnings are errors, print the text instead of raising.
+    """Warn; where that raises, print the text instead.
 
     Args:
         text: one sentence.
@@ -13,5 +13,5 @@ def warn(text: str, *, stacklevel: int = 1) -> None:
     """
     try:
         warnings.warn(f"fpdiff: {text}", stacklevel=stacklevel + 1)
-    except Warning:
+    except Exception:  # noqa: BLE001  # Warnings may be errors, and be shown by the program's own code.
         print(f"fpdiff: {text}", file=sys.stderr)

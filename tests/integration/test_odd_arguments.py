@@ -173,3 +173,40 @@ def test_a_stream_that_cannot_spell_a_name(here: Path) -> None:
     write_run(here / "ä")
     result = run([*FPDIFF, "show", "ä"], env={"PYTHONIOENCODING": "ascii"}, cwd=here)
     assert result.returncode == 0 and result.stdout.startswith("run \\xe4\n"), result.stderr
+
+
+@pytest.fixture
+def nowhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder that has been removed."""
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    return here
+
+
+def test_a_name_that_begins_nowhere_is_refused(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "record", "--out", "a", "--", "true")
+    assert "the working directory has been removed" in said
+
+
+def test_from_nowhere_a_command_is_run_and_runs_are_read(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["record", "--out", str(nowhere / "a"), "--", "sh", "-c", "exit 3"]) == 3
+    assert main.run(["show", str(nowhere / "run")]) == 0
+
+
+def test_a_run_that_is_removed_while_the_command_runs_does_not_change_its_end(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["record", "--out", "a", "--", "sh", "-c", "mv a b; exit 3"]) == 3
+    said = capsys.readouterr().err
+    assert said == f"fpdiff: {here / 'a'} is gone: it was moved or removed while the command ran\n"
+
+
+def test_a_path_that_is_no_text_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "record", "--out", "caf\udce9", "--", "true")
+    assert r"caf\udce9' is no UTF-8" in said and not list(here.glob("caf*"))

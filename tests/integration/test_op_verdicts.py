@@ -430,3 +430,27 @@ def test_runs_of_different_rungs_compare_over_what_both_have(tmp_path: Path) -> 
     verdict = fpdiff.compare(tmp_path / "op", tmp_path / "layer")
     assert verdict.verdict == "identical", verdict.summary
     assert verdict.compared is not None and verdict.compared.rung == "layer"
+
+
+def test_a_tensor_that_one_run_looks_at_earlier_is_no_difference(tmp_path: Path) -> None:
+    def look(arm: str, step: int, model: nn.Module) -> None:
+        if (arm, step) == ("B", 2):
+            scale.sum().item()
+
+    scale = torch.full((16,), 0.5)
+    verdict = compared(tmp_path, before=look, twist=lambda arm, x, step: x * scale)
+    assert verdict.verdict == "identical", verdict.summary
+
+
+def test_another_tensor_that_one_run_looks_at_earlier_is_named(tmp_path: Path) -> None:
+    def look(arm: str, step: int, model: nn.Module) -> None:
+        if (arm, step) == ("B", 2):
+            scale.sum().item()
+
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        return x * (scale if (arm, step) == ("B", 2) else scales[0])
+
+    scales = torch.tensor([0.5, 0.25])
+    scale = torch.full((), 0.75)
+    origin = compared(tmp_path, before=look, twist=twist).origins[0]
+    assert (origin.step, origin.module) == (2, "")

@@ -49,7 +49,7 @@ class OpEvents:
         digest: bytes,
         microbatch: int,
         dtype: torch.dtype | str = "",
-        shape: torch.Size | tuple[()] = (),
+        shape: torch.Size | tuple[int, ...] = (),
         reads: list[int] | None = None,
         earlier: list[int] | None = None,
         value: float | None = None,

@@ -33,7 +33,7 @@ class OpEvent:
     microbatch: int
     digest: bytes
     dtype: torch.dtype | str
-    shape: torch.Size | tuple[()]
+    shape: torch.Size | tuple[int, ...]
     reads: list[int]
     earlier: list[int]
     value: float | None

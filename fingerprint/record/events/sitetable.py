@@ -29,7 +29,7 @@ class Point(NamedTuple):
     members: str | None = None
 
 
-SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[()]"]
+SiteKey = tuple[Point, int, "torch.dtype | str", "torch.Size | tuple[int, ...]"]
 """(point, occurrence, dtype, shape)."""
 
 _NOT_STRUCTURE = ("site", "module_class", "source")
@@ -75,16 +75,16 @@ class SiteTable:
             "site": number,
             "phase": phase,
             "kind": kind,
-            "module": module,
-            "module_class": module_class,
+            "module": _written(module),
+            "module_class": _written(module_class),
             "call": call,
             "op": op,
             "occurrence": occurrence,
-            "slot": slot,
+            "slot": _written(slot),
             "members": members,
             "dtype": str(dtype).removeprefix("torch."),
             "shape": list(shape),
-            "source": source,
+            "source": source and _written(source),
         }
         self._add_row(row)
         described = {k: v for k, v in row.items() if k not in _NOT_STRUCTURE}
@@ -98,6 +98,11 @@ class SiteTable:
     def masks(self) -> npt.NDArray[np.int32]:
         """Return each site's groups of a step row as bits over schema.GROUPS, (sites,)."""
         return np.array(self._masks, np.int32)
+
+
+def _written(name: str) -> str:
+    """Return a name as UTF-8 can hold it: that of a file may be no text, and any may hold halves."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _group_mask(point: Point) -> int:

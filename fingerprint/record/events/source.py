@@ -38,9 +38,16 @@ def running_line() -> str | None:
     while frame is not None and frame.f_code is not _PASS:
         path = frame.f_code.co_filename
         if _is_programs(path):
-            return f"{_short(path, os.getcwd())}:{frame.f_lineno}"
+            return f"{_short(path, _working_folder())}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # It has been removed.
+        return None
 
 
 @cache
@@ -51,8 +58,9 @@ def _is_programs(path: str) -> bool:
 
 
 @cache
-def _short(path: str, working_folder: str) -> str:
-    for folder in (working_folder + os.sep, *_PACKAGES):
+def _short(path: str, working_folder: str | None) -> str:
+    own = () if working_folder is None else (working_folder + os.sep,)
+    for folder in (*own, *_PACKAGES):
         if path.startswith(folder):
             return path.removeprefix(folder)
     return path

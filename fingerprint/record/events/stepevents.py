@@ -13,6 +13,7 @@ from fpdiff.fingerprint.digest.host import (
     is_number,
     look,
     scalar,
+    shape_of,
 )
 from fpdiff.fingerprint.digest.staging import Staging, digest_of_number
 from fpdiff.fingerprint.digest.stats import statistics
@@ -159,7 +160,7 @@ class StepEvents:
         digest: bytes,
         microbatch: int | None = None,
         dtype: torch.dtype | str = "",
-        shape: torch.Size | tuple[()] = (),
+        shape: torch.Size | tuple[int, ...] = (),
         reads: Sequence[int] = (),
         span: int = 0,
         value: float | None = None,
@@ -249,7 +250,8 @@ class StepEvents:
         if self._stats:
             self.note_stats(tensor)
         number = self._number(tensor) if value else None
-        seq = self.emit(point, digest, microbatch, tensor.dtype, tensor.shape, reads, span, number)
+        shape = tensor.shape if view is not None else shape_of(tensor)
+        seq = self.emit(point, digest, microbatch, tensor.dtype, shape, reads, span, number)
         if memory is not None and (not is_known or self.writers.contradicts(memory, digest)):
             self.writers.put(memory, seq, digest)
         if follow:

@@ -78,7 +78,7 @@ def describe() -> dict[str, Any]:
     described.update(
         hostname=socket.gethostname(),
         pid=os.getpid(),
-        argv=sys.argv,
+        argv=list(map(str, getattr(sys, "argv", ()))),
         executable=sys.executable,
         local_rank=os.environ.get("LOCAL_RANK"),
         node_rank=os.environ.get("GROUP_RANK"),

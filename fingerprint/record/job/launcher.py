@@ -62,11 +62,18 @@ def run(
         if is_only:
             runfolder.remove_if_empty(root)
         raise
+    if not (root / "run.json").exists():
+        print(
+            f"fpdiff: {root} is gone: it was moved or removed while the command ran",
+            file=sys.stderr,
+        )
+        return exit_code
     if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(
                 f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module"
-                f" outside of compiled code on a rank that was asked for; {root} was not kept"
+                f" outside of compiled code on a rank that was asked for, or its Python was kept from"
+                f" fpdiff (by -I, -E, -S or another PYTHONPATH); {root} was not kept"
             )
         return exit_code
     try:

@@ -24,9 +24,12 @@ def sibling_rank() -> int | None:
     return launcher_rank(os.environ)
 
 
-def is_data_worker() -> bool:
-    """Return whether this process is a DataLoader's worker."""
-    return torch.utils.data.get_worker_info() is not None
+def is_helper() -> bool:
+    """Return whether this process is a worker of a DataLoader or a pool, which trains nothing."""
+    if torch.utils.data.get_worker_info() is not None:
+        return True
+    is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return multiprocessing.current_process().daemon and not is_rank
 
 
 def at_end(function: Callable[[], None]) -> None:

@@ -156,10 +156,17 @@ def _describe(settings: Settings, command: list[str], launch: str) -> dict[str, 
         "created": _now(),
         "settings": settings.to_dict(),
         "launch": launch,
-        "cwd": os.getcwd(),
+        "cwd": _working_folder(),
         "python": sys.version.split()[0],
         "git_commit": _git_commit(),
     }
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # It has been removed.
+        return None
 
 
 def _git_commit() -> str | None:

@@ -45,6 +45,10 @@ class GradientHooks:
         """
 
         @functools.wraps(engine)
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.recorder.threads.passing() as followed:
+                return (watched if followed else engine)(tensors, *args, **kwargs)
+
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             self.begin_pass(tensors, accumulates)
@@ -60,7 +64,7 @@ class GradientHooks:
                 self.makes_graph = outer
                 self.end_pass(accumulates)
 
-        return watched
+        return run
 
     @observing
     def begin_pass(self, tensors: Any, accumulates: bool) -> None:

@@ -70,13 +70,16 @@ def _collect(value: Any, slot: str, found: Slots, opaque: list[str], depth: int)
     elif depth >= MAX_DEPTH:
         opaque.append(type(value).__name__)
     else:
-        entries = _entries(value)
-        if entries is None:
-            if not callable(value):
-                opaque.append(type(value).__name__)
+        try:
+            entries = _entries(value)
+            named = [(f"{slot}.{key}", entry) for key, entry in entries or ()]
+        except Exception:  # noqa: BLE001  # A container of the program's own may refuse.
+            opaque.append(type(value).__name__)
             return
-        for key, entry in entries:
-            _collect(entry, f"{slot}.{key}", found, opaque, depth + 1)
+        if entries is None and not callable(value):
+            opaque.append(type(value).__name__)
+        for name, entry in named:
+            _collect(entry, name, found, opaque, depth + 1)
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]] | None:

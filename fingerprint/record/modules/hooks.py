@@ -44,7 +44,7 @@ class ModuleHooks:
         self.gradients = gradients
         self._forwards: IdentityTable[tuple[int, int]] = IdentityTable()  # step and how many
 
-    @partial(observing, unless=_is_below_root)
+    @partial(observing, unless=_is_below_root, is_told=True)
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Enter a module's call: draw the scope, find or record what it was given."""
         recorder = self.recorder
@@ -62,6 +62,8 @@ class ModuleHooks:
         scope = self._scope(module, parent)
         if scope.is_opaque or module._compiled_call_impl is not None:
             recorder.blind_spots["compiled region: what is inside it"] += 1
+        elif isinstance(module, torch.jit.ScriptModule) and len(module._modules):
+            recorder.blind_spots["scripted module: the modules inside it"] += 1
         self._note_draw(parent)
         kwargs = _keyword_arguments()
         scope.reads = self._record_arguments(scope, *arguments(args, kwargs))
@@ -133,7 +135,8 @@ class ModuleHooks:
             microbatch=microbatch,
             parent=parent,
             recorded=parent is None or recorder.settings.wants_module(path),
-            only_passes=type(module).forward is nn.Sequential.forward,
+            # A scripted module's class has none.
+            only_passes=getattr(type(module), "forward", None) is nn.Sequential.forward,
             is_opaque=is_compiled(module),
         )
 

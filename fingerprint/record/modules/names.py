@@ -136,6 +136,6 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return module.module  # type: ignore[no-any-return]
     for name in _WRAPPED:
-        if (child := module._modules.get(name)) is not None:
-            return child
+        if name in module._modules and (child := module._modules[name]) is not None:
+            return child  # A scripted module's table has no `get`.
     return None

@@ -18,7 +18,7 @@ def look_away(recorder: Recorder) -> Callable[[], None]:
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.has_begun() or not recorder.awake:
+            if not (recorder.has_begun() and recorder.awake and recorder.follows_thread()):
                 return original(*args, **kwargs)
             recorder.blind_spots["compiled code: its operators and kernels"] += 1
             outer, recorder.is_observing = recorder.is_observing, True

@@ -20,6 +20,7 @@ from fpdiff.fingerprint.digest.host import (
     digest_bytes,
     look,
     memory_range,
+    shape_of,
 )
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.events.sitetable import Point
@@ -30,6 +31,7 @@ from fpdiff.fingerprint.record.ops.call import Call, RunningCalls
 from fpdiff.fingerprint.record.ops.collectives import CollectiveRecorder
 from fpdiff.fingerprint.record.ops.schema import OpSchema, describe
 from fpdiff.fingerprint.record.ops.values import Argument, results, shown, split
+from fpdiff.fingerprint.record.quiet import stop_after
 from fpdiff.fingerprint.record.recorder import Recorder
 
 _MAX_NUMBERS = 32
@@ -138,8 +140,9 @@ class OpRecorder:
         with torch._C.DisableTorchFunction():
             try:
                 return body(*args)
-            except Exception as error:  # noqa: BLE001  # Whatever it is, the program goes on.
-                recorder.fail(error)
+            except BaseException as error:
+                if stop_after(recorder, error):
+                    raise
                 return None
             finally:
                 recorder.is_observing = outer
@@ -512,7 +515,7 @@ class OpRecorder:
             digest,
             call.microbatch,
             tensor.dtype,
-            tensor.shape,
+            shape_of(tensor),
             reads,
             earlier,
             span=span,

@@ -56,11 +56,18 @@ def _arm() -> None:
 
 
 def _run_next_sitecustomize() -> None:
-    rest = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    rest = [path for path in sys.path if not _is_here(path)]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+
+
+def _is_here(path: str) -> bool:
+    try:
+        return os.path.abspath(path or os.curdir) == _HERE
+    except OSError:  # The working directory has been removed.
+        return False
 
 
 if "FPDIFF_RECORD" in os.environ or "FPDIFF_VERIFY" in os.environ:

@@ -108,7 +108,8 @@ class StateRecorder:
                     point = Point("init", "buffer", path, kind, 0, name)
                     seq = recorder.events.emit_tensor(point, buffer)
                     reads += [] if seq is None else [seq]
-            self.module_reads[path] = reads
+            # So many stand for a span, which they begin: each parameter's gradient reads them all.
+            self.module_reads[path] = sorted(reads)[: MAX_READS + 1]
 
     def record_settings(self) -> None:
         """Emit training flags, optimizer options and scalers; before a step's first forward.

@@ -87,6 +87,18 @@ def test_one_rank_of_several_is_enough(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("shift", "steps"),
+    [(3, "--steps 3 --first-step 4"), (-1, "--steps 3"), (-2, "--steps 5 --first-step 1")],
+)
+def test_a_resumed_run_is_to_count_on_as_it_was_compared(
+    tmp_path: Path, shift: int, steps: str
+) -> None:
+    resumed = run(tmp_path / "b", ranks=1, settings={"first_step": 1}).shifted(shift)
+    found = next_command(resumed, "step", [origin(rank=0, step=3)]) or ""
+    assert f"--level layer {steps} -- python" in found
+
+
 def test_the_next_command_keeps_the_digest_unless_it_is_the_default(tmp_path: Path) -> None:
     told = [
         next_command(run(tmp_path / name, digest=name), "step", [origin()])

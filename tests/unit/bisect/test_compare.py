@@ -488,6 +488,21 @@ def test_the_loss_is_among_the_metrics(tmp_path: Path) -> None:
     assert (loss.name, loss.step, loss.rank, loss.a, loss.b) == ("loss", 1, 1, 3.5, 4.5)
 
 
+def test_what_is_equal_of_a_batch_is_evidence(tmp_path: Path) -> None:
+    def edit(events: list[Ev]) -> None:
+        beside = [ev(name, "input", "", f"arg.{name}", value=name) for name in ("mask", "ids")]
+        insert(events, "l0.out", *beside)
+
+    def other(events: list[Ev]) -> None:
+        edit(events)
+        twist("ids")(events)
+
+    a = Job(edit=at(None, 0, edit)).arm(tmp_path / "a")
+    [origin] = verdict_of(a, Job(edit=at(2, 0, other)).arm(tmp_path / "b"), steps=((2, 3),)).origins
+    assert (origin.class_, origin.slot) == ("data", "arg.ids")
+    assert origin.evidence == ["equal in this batch: arg.0, arg.mask"]
+
+
 def test_a_shifted_batch_is_found(tmp_path: Path) -> None:
     def edit(step: int, rank: int, events: list[Ev]) -> None:
         find(events, "batch").value = ("batch", max(step - 2, 0), rank, 0)

@@ -15,7 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.func import functional_call, grad, vmap
 
-from fpdiff.fingerprint.digest.host import Undigestible, digest, digest_bytes, look, scalar
+from fpdiff.fingerprint.digest.host import (
+    Undigestible,
+    digest,
+    digest_bytes,
+    look,
+    scalar,
+    shape_of,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),  # Wanted here.
@@ -309,3 +316,23 @@ def test_the_place_of_a_conjugate_is_another() -> None:
 )
 def test_the_number_in_a_tensor(tensor: torch.Tensor, number: float | None) -> None:
     assert scalar(tensor) == number
+
+
+def nested(parts: list[torch.Tensor], layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The strided layout is a prototype.
+        return torch.nested.nested_tensor(parts, layout=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_their_parts_and_where_they_end(layout: torch.layout) -> None:
+    rows = torch.arange(10.0).view(5, 2)
+    same, again, cut_elsewhere, other = (
+        nested([values[:cut], values[cut:]], layout)
+        for values, cut in ((rows, 2), (rows.clone(), 2), (rows, 3), (-rows, 2))
+    )
+    assert look(same) is None
+    assert digest(same) == digest(again)
+    assert len({digest(one) for one in (same, cut_elsewhere, other)}) == 3
+    assert shape_of(same) == ((2, -1, -1) if layout is torch.strided else (2, -1, 2))
+    assert shape_of(rows) == (5, 2)

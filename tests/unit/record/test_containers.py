@@ -83,3 +83,11 @@ def test_a_container_that_holds_itself_ends() -> None:
     value.append(value)
     found, opaque = tensors_in(value, "out")
     assert len(found) == MAX_DEPTH and opaque == ["list"]
+
+
+def test_a_container_that_refuses_is_one_that_nobody_can_look_into() -> None:
+    class Refuses(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("not now")
+
+    assert tensors_in({"a": T, "b": Refuses(x=T)}, "out") == ([("out.a", T)], ["Refuses"])

@@ -66,3 +66,16 @@ def test_megatrons_coordinates_are_read(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
     assert describe()["coordinates"] == {"pp": 1, "tp": 2, "cp": 0, "dp": 3}
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"), [(["train.py", Path("config"), 5], ["train.py", "config", "5"]), (None, [])]
+)
+def test_a_program_may_put_anything_into_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, argv: list[object] | None, told: list[str]
+) -> None:
+    if argv is None:
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", argv)
+    assert json.loads(json.dumps(describe()))["argv"] == told

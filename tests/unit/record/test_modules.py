@@ -669,3 +669,38 @@ def test_a_model_at_the_address_of_one_that_is_gone_is_another(run: Path) -> Non
     inputs = events.pick(kind="input", phase="forward")
     assert len(inputs) == 30 and set(inputs.column("microbatch")) == {0}
     assert len(events.pick(kind="parameter")) == 2 * 30
+
+
+def test_a_modules_name_may_be_no_text(run: Path) -> None:
+    model = mlp()
+    model.add_module("\ud800", nn.Identity())
+    with recorded(run) as events:
+        train(model, steps=1)
+    assert events.pick(kind="output", module="\\ud800")
+    assert info(run)["finished"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_what_torchscript_calls_inside_is_a_blind_spot(
+    tmp_path: Path, how: str, level: str
+) -> None:
+    def parameters(path: Path | None) -> list[torch.Tensor]:
+        hide_the_past()
+        inner = torch.jit.script(mlp()) if how == "script" else torch.jit.trace(mlp(), X)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), inner)
+        with fpdiff.record(path, level=level) if path else nullcontext():
+            train(model, steps=3)
+        return list(model.parameters())
+
+    unrecorded, one, other = (parameters(p) for p in (None, tmp_path / "a", tmp_path / "b"))
+    for found in (one, other):
+        assert all(map(torch.equal, unrecorded, found))
+    assert fpdiff.compare(tmp_path / "a", tmp_path / "b").verdict == "identical"
+    said = info(tmp_path / "a")
+    assert said["finished"]
+    assert said["blind_spots"] == {"scripted module: the modules inside it": 3}
+    events = read(tmp_path / "a")
+    assert events.pick(kind="output", module="1") and events.pick(kind="parameter", module="1.0")

@@ -56,7 +56,7 @@ class _WorkerFlag:
         return 2
 
     def __getitem__(self, index: int) -> bool:
-        return process.is_data_worker()
+        return process.is_helper()
 
 
 def test_a_data_worker_knows_that_it_is_one() -> None:
@@ -66,7 +66,7 @@ def test_a_data_worker_knows_that_it_is_one() -> None:
         multiprocessing_context="fork",
     )
     assert [bool(flag) for flag in loader] == [True, True]
-    assert not process.is_data_worker()
+    assert not process.is_helper()
 
 
 def _register(path: Path) -> None:
@@ -84,3 +84,17 @@ def test_a_process_of_multiprocessing_comes_to_its_end(tmp_path: Path, method: s
     child.start()
     child.join()
     assert (tmp_path / "end").read_text() == str(child.pid)
+
+
+def _put_whether_helper(queue: "multiprocessing.SimpleQueue[bool]") -> None:
+    queue.put(process.is_helper())
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_pools_worker_is_a_helper_and_a_process_that_may_train_is_none(daemon: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=_put_whether_helper, args=(queue,), daemon=daemon)
+    child.start()
+    assert queue.get() is daemon
+    child.join()

@@ -1,4 +1,6 @@
 import os
+import shutil
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,18 @@ def test_an_error_of_ours_stops_the_recording_and_nothing_else(
         assert caught == [] and info(run)["finished"]
 
 
+def test_what_a_rank_says_of_itself_may_fail_too(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(RankWriter, "write_info", broken)
+    said = pytest.warns(UserWarning, match="the rank's file could not be updated: a bug of ours")
+    with fpdiff.record(run), said:
+        train(mlp(), steps=2)
+
+
 def test_a_full_disk_is_told_without_a_place_in_our_code(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,3 +349,69 @@ def test_a_step_that_an_exception_cuts_short_is_not_said_to_have_ended(tmp_path:
         raise RuntimeError("away")
     steps = fpdiff.open_run(tmp_path / "r").ranks[0].steps()
     assert steps["ended"].to_pylist() == [True, True, False]
+
+
+class Preempted(Exception):
+    """What a handler of the program's raises."""
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("raised", [Preempted, KeyboardInterrupt])
+@pytest.mark.parametrize("owner", [Recorder, RankWriter])
+def test_what_a_signals_handler_raises_in_a_hook_is_the_programs(
+    run: Path, level: str, raised: type[BaseException], owner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(*given: object) -> None:
+        raise raised("now")
+
+    name = "next_seq" if owner is Recorder else "flush"
+    real = getattr(owner, name)
+
+    def signalled(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        signal.raise_signal(signal.SIGUSR1)
+        return real(*args, **kwargs)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    said = pytest.warns(UserWarning, match=rf"step 1: a signal cut it short \({raised.__name__}\)")
+    try:
+        with fpdiff.record(run, level=level), said:
+            model = mlp()
+            optimizer = train(model, steps=1)
+            monkeypatch.setattr(owner, name, signalled)
+            with pytest.raises(raised, match="now"):
+                train(model, steps=1, optimizer=optimizer)
+            train(model, steps=2, optimizer=optimizer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not info(run)["finished"] and {e.step for e in read(run)} == {0}
+
+
+def test_a_program_that_shows_warnings_itself_and_fails_is_left_in_peace(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("a bug of the program's")
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with recorded(run), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        fpdiff.step("x")  # type: ignore[arg-type]
+        train(mlp(), steps=1)
+    assert "fpdiff: step('x') is ignored: not an integer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [3, 120])
+def test_a_run_that_is_removed_meanwhile_is_not_made_anew(run: Path, steps: int) -> None:
+    def removed() -> None:
+        with fpdiff.record(run):
+            optimizer = train(model := mlp(), steps=1)
+            shutil.rmtree(run)
+            train(model, steps=steps, optimizer=optimizer)  # 100 steps are a segment.
+
+    with pytest.warns(UserWarning) as said:
+        removed()
+    stopped, ended = (str(w.message) for w in said)
+    assert "recording stopped" in stopped and f"cannot note the end of {run}" in ended
+    assert not run.exists()

@@ -211,3 +211,14 @@ def test_what_a_module_is_given_after_a_mark_reads_the_mark(run: Path) -> None:
     mark = events.one(kind="mark")
     assert mark.seq in events.one(kind="output", module="inner").reads
     assert events.one(slot="arg.0").seq in mark.reads
+
+
+def test_a_name_may_be_anything_and_a_number_too_large(run: Path) -> None:
+    model = mlp()
+    with recorded(run) as events:
+        model(X)
+        fpdiff.log(5, 1.0)  # type: ignore[arg-type]
+        fpdiff.mark(None, X)  # type: ignore[arg-type]
+        with pytest.warns(UserWarning, match=r"log\('huge'\) is ignored: not a single real"):
+            fpdiff.log("huge", 10**400)
+    assert [e.slot for e in events if e.kind in ("metric", "mark")] == ["5", "None"]

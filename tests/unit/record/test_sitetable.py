@@ -99,3 +99,11 @@ def test_every_phase_and_kind_has_a_group() -> None:
     for phase in PHASES:
         for kind in KINDS:
             assert groups(Point(phase, kind, "", "", 0, "x"))
+
+
+def test_names_that_are_no_text_can_be_written() -> None:
+    sites, rows = table()
+    odd = OUTPUT._replace(module="é.\ud800", module_class="\udfff", slot="out.\udc80")
+    sites.number((odd, 0, torch.float32, NO_SHAPE), "caf\udce9.py:1")
+    names = [rows[0][name] for name in ("module", "module_class", "slot", "source")]
+    assert names == ["é.\\ud800", "\\udfff", "out.\\udc80", "caf\\udce9.py:1"]

@@ -44,3 +44,12 @@ def test_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert through_triton is not None and through_triton.startswith(__file__)
     assert run_as("/elsewhere/model.py") == "/elsewhere/model.py:2"
     assert run_as("<string>") == "<string>:2"
+
+
+def test_a_line_is_told_from_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_as("/elsewhere/model.py") == "/elsewhere/model.py:2"
