@@ -357,14 +357,14 @@ class Preempted(Exception):
 
 @pytest.mark.parametrize("level", ["layer", "op"])
 @pytest.mark.parametrize("raised", [Preempted, KeyboardInterrupt])
-@pytest.mark.parametrize("owner", [Recorder, RankWriter])
+@pytest.mark.parametrize("owner", [StepEvents, RankWriter])
 def test_what_a_signals_handler_raises_in_a_hook_is_the_programs(
     run: Path, level: str, raised: type[BaseException], owner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def handler(*given: object) -> None:
         raise raised("now")
 
-    name = "next_seq" if owner is Recorder else "flush"
+    name = "next_seq" if owner is StepEvents else "flush"
     real = getattr(owner, name)
 
     def signalled(*args: Any, **kwargs: Any) -> Any:
