@@ -53,7 +53,7 @@ class Facts:
         in_a: run A has the event; `in_b` likewise.
         same_description: dtype and shape are equal, if both have it.
         num_inputs: how many events it read, all of them equal.
-        other_inputs: what only one run's event read, by run.
+        other_inputs: what only one run's event read, or read at that place, by run.
         generators: torch's generators that differ at the start of the step and are drawn from,
             where the record does not show which module drew.
         environment: entries that differ on the origin's rank and can change a result.
@@ -96,6 +96,8 @@ def classify(site: Site, facts: Facts) -> Kind:
         return _by_kind(site)
     if site["kind"] == "input" and site["op"] is not None:
         return _unmade(site)
+    if facts.other_inputs:
+        return _made_otherwise(site, facts.other_inputs)
     if facts.exact and site["kind"] in _COPIES and facts.num_inputs:
         what = f"{described(site)} changed after the op that made it, which is equal"
         return Kind("unseen-producer", None, what)
@@ -131,6 +133,12 @@ def _rewritten(site: Site, facts: Facts) -> Kind:
         " made, with no write recorded"
     )
     return Kind("unseen-producer", None, what)
+
+
+def _made_otherwise(site: Site, other_inputs: dict[str, str]) -> Kind:
+    """Classify what was made from other things, or from the same ones in another order."""
+    read = ", ".join(f"in {run} it read {names}" for run, names in other_inputs.items())
+    return Kind("structure", None, f"{described(site)} was made from other things: {read}")
 
 
 def _unmade(site: Site) -> Kind:
@@ -178,9 +186,6 @@ def is_set_late(site: Site) -> bool:
 def _computed(site: Site, facts: Facts) -> Kind:
     """Classify what a program computed, from equal things and to another result."""
     what = described(site)
-    if len(facts.other_inputs) == 2:
-        read = ", ".join(f"in {run} it read {names}" for run, names in facts.other_inputs.items())
-        return Kind("structure", None, f"{what} was made from other things: {read}")
     if facts.generators:
         names = ", ".join(facts.generators)
         return Kind(

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from functools import cached_property
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,7 @@ class Describer:
             in_b=in_b,
             same_description=alike,
             num_inputs=num_inputs,
-            other_inputs=self._other_inputs(row) if in_a and in_b and not site["op"] else {},
+            other_inputs=self._other_inputs(row) if in_a and in_b else {},
             read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
@@ -263,24 +264,25 @@ class Describer:
         return [arm.site_of(i) for i in arm.direct(index).tolist()]
 
     def _other_inputs(self, row: int) -> dict[str, str]:
-        """Name what the row's event read in one run only.
+        """Name what the row's event read in one run only; of an op, at its place among the others.
 
         Equal digests of what each read say nothing where the two read different things.
         """
         aligned = self._aligned
-        read = [
-            aligned.rows[which][arm.direct(int(index[row]))]
-            for which, (arm, index) in enumerate(
-                ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b))
-            )
-        ]
-        found = {}
-        for label, own, other in (("A", read[0], read[1]), ("B", read[1], read[0])):
-            names = [_name(aligned.site(r)) for r in np.setdiff1d(own, other).tolist()]
-            if names:
-                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-                found[label] = ", ".join(names[:_MAX_NAMES]) + more
-        return found
+        sides = (aligned.a, int(aligned.index_a[row])), (aligned.b, int(aligned.index_b[row]))
+        if aligned.site(row)["op"] is not None:
+            found = _other_operands(*sides)
+        else:
+            rows = [
+                r[arm.direct(index)] for r, (arm, index) in zip(aligned.rows, sides, strict=True)
+            ]
+            own = np.setdiff1d(rows[0], rows[1]), np.setdiff1d(rows[1], rows[0])
+            # What only one of two modules read may be nothing that it used.
+            found = [
+                [aligned.site(r) for r in o.tolist()] if all(map(len, own)) else [] for o in own
+            ]
+        names = _named_apart(found)
+        return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
 
     def _reduction(self, site: Site) -> Reduction | None:
         if len(self._group) < 2:
@@ -366,6 +368,49 @@ def _kernels(*sides: dict[str, Any] | None) -> list[str]:
     if not a or not b:
         return []
     return [f"the same kernels ran: {a}" if a == b else f"other kernels ran: A {a}; B {b}"]
+
+
+def _other_operands(*sides: tuple[Arm, int]) -> list[list[Site]]:
+    """Return what an op read in one run and not, at the same place, in the other; for each run.
+
+    What is equal to the last bit is the same operand, whoever made it.
+    """
+    read = [arm.named(index).tolist() for arm, index in sides]
+    contents = [
+        [(*arm.digest[i].tolist(), int(arm.description[i])) for i in own]
+        for (arm, _), own in zip(sides, read, strict=True)
+    ]
+    if sorted(contents[0]) == sorted(contents[1]) and not all(arm.keeps_order for arm, _ in sides):
+        return [[], []]
+    differs = [n for n, pair in enumerate(zip_longest(*contents)) if len(set(pair)) > 1]
+    return [
+        [arm.site_of(own[n]) for n in differs if n < len(own)]
+        for (arm, _), own in zip(sides, read, strict=True)
+    ]
+
+
+def _named_apart(sides: list[list[Site]]) -> list[list[str]]:
+    """Name events of both runs, with the program's lines where the names alone say too little."""
+    sites = [*chain(*sides)]
+    points = {
+        (s["phase"], s["module"], s["call"], s["op"], s["occurrence"], s["slot"]) for s in sites
+    }
+    needs_lines = len({*map(_called, sites)}) < len(points)
+
+    def name(site: Site) -> str:
+        line = f" ({site['source']})" if needs_lines and site["source"] else ""
+        return f"{_called(site)}{line}"
+
+    return [[name(site) for site in own] for own in sides]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _called(site: Site) -> str:
+    return described(site) if site["op"] else _name(site)
 
 
 def _name(site: Site) -> str:

@@ -105,6 +105,64 @@ def test_another_slice_of_the_same_tensor_is_another_argument(tmp_path: Path) ->
     assert place(origin) == (1, "forward", "", "aten.slice.Tensor", "arguments")
 
 
+@pytest.mark.parametrize(
+    ("otherwise", "read"),
+    [
+        (
+            lambda a, b, c: b - a,
+            ("aten.tanh, out.0 of aten.sigmoid", "aten.sigmoid, out.0 of aten.tanh"),
+        ),
+        (lambda a, b, c: a - a, ["aten.sigmoid"]),
+        (lambda a, b, c: a - c, ["aten.sigmoid", "aten.neg"]),
+    ],
+    ids=["swapped", "one twice", "another"],
+)
+def test_an_op_that_read_other_tensors_is_no_kernel_at_fault(
+    tmp_path: Path, otherwise: Callable[..., torch.Tensor], read: list[str]
+) -> None:
+    def twist(arm: str, x: torch.Tensor, step: int) -> torch.Tensor:
+        a, b, c = x.tanh(), x.sigmoid(), x.neg()
+        return otherwise(a, b, c) if (arm, step) == ("B", 1) else a - b
+
+    origins = compared(tmp_path, twist=twist).origins
+    (origin,) = (o for o in origins if (o.phase, o.op) == ("forward", "aten.sub.Tensor"))
+    assert place(origin) == (1, "forward", "", "aten.sub.Tensor", "structure")
+    for name in read:
+        assert f"it read out.0 of {name}" in origin.summary
+
+
+class Chooses(nn.Module):
+    """Computes two things and returns the first or, in one step of B, the second."""
+
+    def __init__(self, arm: str) -> None:
+        super().__init__()
+        self.lin, self.arm, self.calls = nn.Linear(8, 8), arm, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.lin(x)
+        both = h.tanh(), h.sigmoid()
+        self.calls += 1
+        return both[(self.arm, self.calls) == ("B", 2)]
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+def test_a_module_that_returned_another_tensor_is_no_overwritten_one(
+    tmp_path: Path, level: str
+) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Sequential(Chooses(arm), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with fpdiff.record(tmp_path / arm, level=level):
+            for _ in range(3):
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step()
+    origin = fpdiff.compare(tmp_path / "A", tmp_path / "B").origins[0]
+    assert (origin.step, origin.phase, origin.module) == (1, "forward", "0")
+    assert origin.class_ == ("structure" if level == "op" else "computation")
+
+
 def test_an_extra_draw_between_steps_is_named(tmp_path: Path) -> None:
     def before(arm: str, step: int, model: nn.Module) -> None:
         if (arm, step) == ("B", 2):
