@@ -36,7 +36,7 @@ from fpdiff.fingerprint.record.modules.names import Names
 from fpdiff.fingerprint.record.modules.nodes import Nodes
 from fpdiff.fingerprint.record.modules.scopes import Scope, ScopeStack
 from fpdiff.fingerprint.record.ops.devicekernels import DeviceKernels
-from fpdiff.fingerprint.record.ops.writers import Writers
+from fpdiff.fingerprint.record.ops.writers import HOLE, Writers
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.optimizing import RunningOptimizer
 from fpdiff.fingerprint.record.state.standing import Standing
@@ -395,6 +395,11 @@ class Recorder:
         index = seq - self._columns.first_seq
         return bytes(self._columns.digests[16 * index : 16 * index + 16]) if index >= 0 else None
 
+    def is_untrained(self) -> bool:
+        """Return whether no backward pass has been seen yet."""
+        is_first = self.step == self.settings.first_step
+        return is_first and self.backward_first_seq <= self.step_first_seq
+
     def producer_of(self, tensor: torch.Tensor, view: PlainView | None) -> tuple[int | None, bool]:
         """Return the event that a tensor comes from, see `Producers.find`.
 
@@ -492,6 +497,11 @@ class Recorder:
             # At this rung it is known which events a tensor comes from.
             if settled := [seq for seq in sources.seqs if seq < FIRST]:
                 reads, span = settled, 0
+            if sources.has_hole and settled and not point.op:
+                hole = point._replace(kind="uninitialised")
+                seq = self.emit(hole, HOLE, microbatch, tensor.dtype, tensor.shape, reads, span)
+                self.writers.put(memory, seq, is_hole=True)
+                reads = [*reads, seq]
             # A small tensor is digested anew, which shows writes that no op made.
             if trust and memory.extent_bytes > SMALL_BYTES and not self.settings.rehash:
                 known = self.writers.digest_of(memory)

@@ -76,6 +76,12 @@ class StateRecorder:
             self._in_use_since = step if before is None or before < step - 1 else step - 1
         self._called.put(root, step)
 
+    def rename(self, root: nn.Module) -> None:
+        """Forget what a root's parameters were called: it was named anew."""
+        self.module_reads.clear()
+        for parameter in root.parameters():
+            self._places.drop(parameter)
+
     def _roots_in_use(self) -> list[nn.Module]:
         """Return the roots in use at the start of the step, and copies never called.
 
