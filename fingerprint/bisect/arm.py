@@ -149,6 +149,10 @@ class Arm:
         """Return an event's row of SITES."""
         return self.sites.rows[int(self.site[index])]
 
+    def content_of(self, index: int) -> tuple[int, ...]:
+        """Return what is equal for events of equal bits, dtype and shape."""
+        return *self.digest[index].tolist(), int(self.description[index])
+
     def call_of(self, index: int) -> tuple[Any, ...]:
         """Return what the events of one call of an op have in common."""
         site = self.site_of(index)

@@ -1,6 +1,6 @@
 """The whole way from two runs to a verdict."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
 from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
 from fpdiff.fingerprint.bisect.preflight import (
+    OP_RUNGS,
     Common,
     Ranges,
     preflight,
@@ -91,7 +92,7 @@ def compare_runs(
         *common.notes,
         *_step_notes(tiers),
         *_evaluation_notes(tiers, found),
-        *_idle_notes(tiers),
+        *_idle_notes(tiers, found, common.rung),
     ]
     tiers = {rank: tier for rank, tier in tiers.items() if len(tier.steps)}
     compared = _compared(common, tiers)
@@ -231,12 +232,14 @@ def _compared(common: Common, tiers: Tiers) -> Compared:
     )
 
 
-def _effects(tiers: Iterable[RankTier], *, diverged: bool) -> Effects:
+def _effects(tiers: Collection[RankTier], *, diverged: bool) -> Effects:
     def first(what: str) -> int | None:
         return min((s for t in tiers if (s := t.first_with(what)) is not None), default=None)
 
     healed = diverged and not any(tier.differs_at_end() for tier in tiers)
-    return Effects(loss=first("loss"), parameters=first("parameters"), healed=healed)
+    with_parameters = (tier.first_with_other_parameters() for tier in tiers)
+    parameters = min((s for s in with_parameters if s is not None), default=None)
+    return Effects(loss=first("loss"), parameters=parameters, healed=healed)
 
 
 def _step_notes(tiers: Tiers) -> list[str]:
@@ -282,12 +285,16 @@ def _evaluations(tier: RankTier, end: int | None) -> dict[str, list[int]]:
     return dict(sorted(found.items(), key=lambda entry: entry[1][0]))
 
 
-def _idle_notes(tiers: Tiers) -> list[str]:
-    """Say where ops outside of the model differ and nothing else does that read them."""
+def _idle_notes(tiers: Tiers, found: list[RankFindings], rung: str) -> list[str]:
+    """Say where ops outside of the model differ and nothing else does that read them.
+
+    Of collectives alone, who read them is not known where anything differs.
+    """
     stories: dict[str, list[int]] = {}
+    end = {f.rank: f.step for f in found} if rung not in OP_RUNGS else {}
     for rank, tier in tiers.items():
-        if tier.idle:
-            what = f"ops outside the model differ in {steps_text(sorted(tier.idle))}"
+        if idle := sorted(step for step in tier.idle if step < end.get(rank, step + 1)):
+            what = f"ops outside the model differ in {steps_text(idle)}"
             stories.setdefault(f"{what}, and lead to no other difference", []).append(rank)
     return _told(stories, len(tiers))
 

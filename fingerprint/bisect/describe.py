@@ -1,8 +1,8 @@
 """An origin in full: its class, its two sides, what it read, and the evidence."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, name_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_collective
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -20,6 +20,7 @@ from fpdiff.fingerprint.bisect.classify import (
     described,
     moved,
     of_microbatches,
+    of_other_root,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
 from fpdiff.fingerprint.bisect.origins import find_origins, is_batch
@@ -47,6 +48,7 @@ class Describer:
         group: frozenset[int],
         is_alone: bool,
         rehashed: bool,
+        other_rank: Callable[[RankFindings], str | None],
     ) -> None:
         """Remember what they are described from.
 
@@ -57,6 +59,7 @@ class Describer:
             group: the ranks that gradients are reduced with, this one included.
             is_alone: no other of them got another gradient in the step.
             rehashed: both runs digested again what each op read.
+            other_rank: says which other rank had a rank's batch, if one had.
         """
         self._found = found
         self._rung = rung
@@ -64,6 +67,7 @@ class Describer:
         self._group = group
         self._is_alone = is_alone
         self._rehashed = rehashed
+        self._other_rank = other_rank
         self._evidence_given: set[str] = set()
         self._told: list[int] = []
 
@@ -159,7 +163,11 @@ class Describer:
             matched_before=self._matched_before(candidate.row),
             strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
             hint=self._hint(candidate, site, kind),
-            evidence=[*self._cause(candidate), *_kernels(a, b), *self._evidence(kind)],
+            evidence=[
+                *self._cause(candidate),
+                *_kernels(a, b),
+                *self._evidence(kind, candidate.row),
+            ],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
@@ -168,6 +176,8 @@ class Describer:
         """Return what to look at."""
         if candidate.microbatches is not None:
             return advice.OF_MICROBATCHES
+        if candidate.root_in_b is not None:
+            return advice.OF_ROOTS
         candidates = self._found.candidates
         has_more = any(c.microbatches is not None for c in candidates)
         if has_more and site["kind"] in ("loss", "arguments"):
@@ -175,12 +185,13 @@ class Describer:
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
             return advice.BY_SHAPE
+        is_common = site["phase"] == "eval" and not self._found.evaluation
         return advice.hint(
             kind.class_,
             kind.component,
             site["op"],
             kind=site["kind"],
-            phase=site["phase"],
+            phase="" if is_common else site["phase"],  # Both runs evaluated the model.
             rung=self._rung,
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
@@ -235,6 +246,8 @@ class Describer:
     def _kind(self, candidate: Candidate, site: Site, num_inputs: int) -> Kind:
         if candidate.microbatches is not None:
             return of_microbatches(site, candidate.microbatches)
+        if candidate.root_in_b is not None:
+            return of_other_root(candidate.root_in_b)
         if candidate.moved:
             return moved(site, candidate.count)
         return classify(site, self._facts(candidate.row, site, num_inputs))
@@ -248,6 +261,7 @@ class Describer:
         return Facts(
             in_a=in_a,
             in_b=in_b,
+            same_call=site["kind"] == "arguments" and self._is_called_by_both(row),
             same_description=alike,
             num_inputs=num_inputs,
             other_inputs=self._other_inputs(row) if in_a and in_b else {},
@@ -257,6 +271,14 @@ class Describer:
             environment=self._environment,
             reduction=self._reduction(site),
         )
+
+    def _is_called_by_both(self, row: int) -> bool:
+        """Return whether the call that a row's event belongs to made a thing in both runs."""
+        arm, index = self._aligned.arm_of(row)
+        rows = self._aligned.rows[0 if arm is self._aligned.a else 1]
+        call, end = arm.call_of(index), len(arm)
+        own = takewhile(lambda i: arm.call_of(i) == call, range(index + 1, end))
+        return any(self._aligned.paired[rows[i]] for i in own)
 
     def _read_by_name(self, row: int) -> list[Site]:
         """Return the sites of the events that a row's event names as its inputs."""
@@ -314,23 +336,45 @@ class Describer:
         return [name for name in self._generators if name in self._used]
 
     def _cause(self, candidate: Candidate) -> list[str]:
-        """Say what differs first among the ops that prepared a batch."""
-        if candidate.cause is None:
+        """Say what differs first among the ops that prepared a batch, or before a reduction."""
+        row, whose = candidate.cause, "ops that prepared it"
+        if candidate.reduced:
+            differs = ~self._aligned.equal & self._aligned.having(is_collective)
+            row = next(iter(np.flatnonzero(differs[: candidate.row]).tolist()), None)
+            whose = "collectives before it"
+        if row is None:
             return []
-        site = self._aligned.site(candidate.cause)
-        only = "" if self._aligned.paired[candidate.cause] else ", in one run only"
-        return [f"of the ops that prepared it the first to differ{only}: {described(site)}"]
+        site = self._aligned.site(row)
+        only = "" if self._aligned.paired[row] else ", in one run only"
+        return [f"of the {whose} the first to differ{only}: {described(site)}"]
 
-    def _evidence(self, kind: Kind) -> list[str]:
+    def _other_microbatch(self, row: int) -> str | None:
+        """Say in which microbatch of A's step the batch of B was seen, if in any."""
+        aligned = self._aligned
+        site, wanted = aligned.site(row), int(aligned.index_b[row])
+        if not is_batch(site) or wanted < 0:
+            return None
+        batches = aligned.a.sites.having(is_batch)[aligned.a.site]
+        for index in np.flatnonzero(batches).tolist():
+            own = aligned.a.site_of(index)
+            same = (own["module"], own["slot"]) == (site["module"], site["slot"])
+            if same and aligned.a.content_of(index) == aligned.b.content_of(wanted):
+                numbers = aligned.b.microbatch[wanted], aligned.a.microbatch[index]
+                return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
+        return None
+
+    def _evidence(self, kind: Kind, row: int) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""
         if kind.class_ in self._evidence_given:
             return []
         self._evidence_given.add(kind.class_)
         found = self._found
         evidence = []
-        if kind.class_ == "data" and (shift := describe_shift(found.tier, found.step)):
-            evidence.append(shift)
-        if kind.class_ in ("data", "rng", "state", "computation"):
+        if kind.class_ == "data":
+            shift = describe_shift(found.tier, found.step)
+            places = shift, self._other_microbatch(row), self._other_rank(found)
+            evidence += [place for place in places if place]
+        if kind.class_ in ("data", "rng", "state", "computation", "structure"):
             evidence += [
                 f"generator {name} differs already at the start of step {found.step}"
                 for name in self._generators
@@ -376,10 +420,7 @@ def _other_operands(*sides: tuple[Arm, int]) -> list[list[Site]]:
     What is equal to the last bit is the same operand, whoever made it.
     """
     read = [arm.named(index).tolist() for arm, index in sides]
-    contents = [
-        [(*arm.digest[i].tolist(), int(arm.description[i])) for i in own]
-        for (arm, _), own in zip(sides, read, strict=True)
-    ]
+    contents = [[arm.content_of(i) for i in own] for (arm, _), own in zip(sides, read, strict=True)]
     if sorted(contents[0]) == sorted(contents[1]) and not all(arm.keeps_order for arm, _ in sides):
         return [[], []]
     differs = [n for n, pair in enumerate(zip_longest(*contents)) if len(set(pair)) > 1]

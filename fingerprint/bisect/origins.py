@@ -66,6 +66,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     follows = mismatched & (follows | remade_otherwise)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
+    anywhere |= aligned.having(_is_noted_anywhere)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
     moved = np.union1d(moved, _in_turn(aligned, mismatched, told))
@@ -105,7 +106,17 @@ def _is_op(site: Site) -> bool:
     return site["op"] is not None
 
 
-def _is_start(site: Site) -> bool:
+def _is_noted_anywhere(site: Site) -> bool:
+    """Return whether a site's place in a step says nothing of the program.
+
+    What a step starts from is listed in any order, and what a collective left when it is read. What
+    was done with a batch at another place tells that by itself.
+    """
+    return bool(site["phase"] == "init" or site["kind"] == "received" or is_batch(site))
+
+
+def is_start(site: Site) -> bool:
+    """Return whether a site is of what a step starts from."""
     return bool(site["phase"] == "init")
 
 
@@ -229,7 +240,7 @@ def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
     The other makes it anew: that is what follows from it.
     """
     lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
-    if not (lacking & aligned.having(_is_start)).any():
+    if not (lacking & aligned.having(is_start)).any():
         return np.zeros(len(aligned), bool)
     return ~aligned.paired & aligned.having(_is_of_optimizer)
 
@@ -262,7 +273,7 @@ def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
         return alike, otherwise
     arm, rows = (aligned.a, aligned.rows[0]) if started[0] else (aligned.b, aligned.rows[1])
     start: dict[tuple[bytes, int], bool] = {}  # by content, whether anything of it is mismatched
-    for index in np.flatnonzero(arm.sites.having(_is_start)[arm.site]).tolist():
+    for index in np.flatnonzero(arm.sites.having(is_start)[arm.site]).tolist():
         content = arm.digest[index].tobytes(), int(arm.description[index])
         start[content] = start.get(content, False) or bool(mismatched[rows[index]])
     alone = (~aligned.paired & aligned.having(is_outside))[rows]

@@ -144,13 +144,20 @@ PLANTED: dict[str, tuple[Callable[[list[Ev]], object], str, str | None, tuple[st
         ("forward", "l0", "output", "out.0"),
     ),
     "order": (
-        swap("norm.mean", "l0.exp_avg"),
+        swap("l0.out", "draw"),
         "structure",
         None,
-        ("init", "norm", "buffer", "mean"),
+        ("forward", "l0", "output", "out.0"),
     ),
     "overwritten": (rewrite, "unseen-producer", None, ("forward", "l1", "rewrite", "arg.0")),
 }
+
+
+def test_the_order_in_which_state_is_listed_is_no_divergence(tmp_path: Path) -> None:
+    a = Job().arm(tmp_path / "a")
+    b = Job(edit=at(None, None, swap("norm.mean", "l0.exp_avg"))).arm(tmp_path / "b")
+    verdict = verdict_of(a, b)
+    assert (verdict.verdict, verdict.effects.parameters) == ("identical", None)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -458,6 +465,28 @@ def test_metrics_that_differ_are_listed_and_no_divergence(tmp_path: Path) -> Non
 def test_the_loss_is_among_the_metrics(tmp_path: Path) -> None:
     [loss] = diverged(tmp_path, at(1, 1, twist("loss")), ranks=[0, 1]).metrics
     assert (loss.name, loss.step, loss.rank, loss.a, loss.b) == ("loss", 1, 1, 3.5, 4.5)
+
+
+def test_a_batch_of_another_microbatch_is_found(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            one, other = find(events, "batch"), find(events, "batch#1")
+            one.value, other.value = other.value, one.value
+
+    origin = diverged(tmp_path, edit, microbatches=2).origins[0]
+    assert origin.class_ == "data"
+    assert origin.evidence == ["microbatch 0 of B has the batch of microbatch 1 of A"]
+
+
+def test_a_batch_of_another_rank_is_found(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            find(events, "batch").value = ("batch", step, 1 - rank, 0)
+
+    origins = diverged(tmp_path, edit, ranks=[0, 1]).origins
+    assert [(o.class_, o.evidence) for o in origins] == [
+        ("data", [f"rank {rank} of B has the batch of rank {1 - rank} of A"]) for rank in (0, 1)
+    ]
 
 
 def test_a_shifted_batch_is_found(tmp_path: Path) -> None:
