@@ -39,8 +39,8 @@ from fpdiff.store.run import Run
 _KEPT_RANKS = 4
 """So many differing ranks keep their events in memory; those of others are read again."""
 
-_GENERATOR_RANKS = 16
-"""Generators that differ are looked into on so many ranks: it takes reading events."""
+_LOOKED_AT_RANKS = 16
+"""Generators and parameters are looked into on so many ranks: it takes reading events."""
 
 ALIGN = ("number", "auto")
 
@@ -237,8 +237,11 @@ def _effects(tiers: Collection[RankTier], *, diverged: bool) -> Effects:
         return min((s for t in tiers if (s := t.first_with(what)) is not None), default=None)
 
     healed = diverged and not any(tier.differs_at_end() for tier in tiers)
-    with_parameters = (tier.first_with_other_parameters() for tier in tiers)
-    parameters = min((s for s in with_parameters if s is not None), default=None)
+    # Where only the events can tell, they are read on so many ranks at most.
+    certain = [tier for tier in tiers if not tier.is_unsure_of_parameters()]
+    unsure = [tier for tier in tiers if tier.is_unsure_of_parameters()][:_LOOKED_AT_RANKS]
+    found = (tier.first_with_other_parameters() for tier in (*certain, *unsure))
+    parameters = min((step for step in found if step is not None), default=None)
     return Effects(loss=first("loss"), parameters=parameters, healed=healed)
 
 
@@ -313,7 +316,7 @@ def _generator_notes(tiers: Tiers) -> list[str]:
     """
     first = {rank: tier.first_with("generator") for rank, tier in tiers.items()}
     differing = [(rank, step) for rank, step in first.items() if step is not None]
-    for rank, step in differing[:_GENERATOR_RANKS]:
+    for rank, step in differing[:_LOOKED_AT_RANKS]:
         used = tiers[rank].generators_drawn_from()
         names = [name for name in tiers[rank].generators_that_differ(step) if name in used]
         tiers[rank].release()

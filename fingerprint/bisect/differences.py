@@ -30,7 +30,7 @@ class StepDifference:
     evaluation: str = ""
     loss: bool
     parameters: bool
-    parameters_for_sure: bool = False
+    parameters_for_sure: bool
     metrics: bool
     generator: bool
     backward: bool

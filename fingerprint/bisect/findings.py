@@ -125,10 +125,12 @@ def _where_it_was_made(found: RankFindings) -> RankFindings | None:
     earlier = int(tier.steps[before - 1]) if before else step
     if earlier not in tier.idle:
         return None
-    aligned = tier.aligned(step)
-    state = ~aligned.equal & aligned.having(_is_held)
-    tier.lasting[earlier] = _contents(aligned, np.flatnonzero(state))
+    tier.lasting[earlier] = _state(tier.aligned(step)) - _state(tier.aligned(earlier))
     return examine(found.rank, earlier, tier)
+
+
+def _state(aligned: Aligned) -> frozenset[Content]:
+    return _contents(aligned, np.flatnonzero(aligned.having(_is_held)))
 
 
 def _contents(aligned: Aligned, rows: Ints) -> frozenset[Content]:

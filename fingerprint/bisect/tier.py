@@ -186,6 +186,10 @@ class RankTier:
         found = self.differences.having(what)
         return int(found[0]) if len(found) else None
 
+    def is_unsure_of_parameters(self) -> bool:
+        """Return whether only events can tell in which step some parameter differs first."""
+        return self.first_with("parameters") != self.first_with("parameters_for_sure")
+
     def first_with_other_parameters(self) -> int | None:
         """Return the first step in which some parameter differs, not only their order.
 
@@ -206,10 +210,7 @@ class RankTier:
         return unsure[place] if place < len(unsure) else certain
 
     def _has_other_parameters(self, step: int) -> bool:
-        aligned = self.aligned(step)
-        differs = ~aligned.equal & aligned.having(is_kind("parameter"))
-        # Of an optimizer that has its own share, or steps in one run only, the next start tells.
-        found = bool((differs & (aligned.paired | aligned.having(is_start))).any())
+        found = _other_parameters(self.aligned(step))
         self.release()
         return found
 
@@ -425,6 +426,16 @@ def _words(column: pa.Array) -> tuple[npt.NDArray[np.uint64], Flags]:
     return digest_words(column), valid
 
 
+def _other_parameters(aligned: Aligned) -> bool:
+    """Return whether some parameter differs.
+
+    Where only one run's optimizer updated it, it being another rank's share say, the next step's
+    start tells.
+    """
+    differs = ~aligned.equal & aligned.having(is_kind("parameter"))
+    return bool((differs & (aligned.paired | aligned.having(is_start))).any())
+
+
 def _event_difference(aligned: Aligned) -> StepDifference:
     different = ~aligned.equal & ~beyond_the_end(aligned)
     findings = find_origins(aligned)
@@ -432,13 +443,14 @@ def _event_difference(aligned: Aligned) -> StepDifference:
     def kind(name: str) -> bool:
         return bool((different & aligned.having(is_kind(name))).any())
 
+    parameters = _other_parameters(aligned)
     only_a = findings.num_evaluations and (different & (aligned.index_b < 0)).any()
     return StepDifference(
         any=bool(findings),
         evaluation="" if not findings.num_evaluations else "A" if only_a else "B",
         loss=kind("loss"),
-        parameters=kind("parameter"),
-        parameters_for_sure=False,
+        parameters=parameters,
+        parameters_for_sure=parameters,
         metrics=kind("metric"),
         generator=bool((different & aligned.having(is_generator)).any()),
         backward=kind("local_gradient"),
