@@ -28,8 +28,8 @@ _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "othe
 Place = tuple[str, str]
 """(module, slot)."""
 
-_TENSORS = ("parameter", "buffer", "optimizer state", "master weights")
-_TENSORS += tuple(f"{component}{OUTSIDE}" for component in _TENSORS)
+_OWN = ("parameter", "buffer", "optimizer state", "master weights")
+_TENSORS = frozenset((*_OWN, *(f"{component}{OUTSIDE}" for component in _OWN)))
 """Components of the state that are tensors."""
 
 
@@ -373,8 +373,9 @@ def _is_alone(site: Site) -> bool:
 
 
 def _is_held(site: Site) -> bool:
-    """Return whether a site is of a tensor that a step starts from."""
-    return component_of(site) in _TENSORS
+    """Return whether a site is of a tensor that a step starts from, or finds outside the modules."""
+    is_found = site["kind"] == "input" and is_outside(site)
+    return is_found or component_of(site) in _TENSORS
 
 
 def _is_write(site: Site) -> bool:

@@ -63,11 +63,13 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched |= led_on
     evaluations &= ~led_on
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
-    follows = mismatched & (follows | remade_otherwise)
+    late, reads_late = _made_later(aligned, mismatched)
+    follows = mismatched & (follows | remade_otherwise | reads_late)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
+    moved = np.union1d(moved, np.flatnonzero(late))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
     moved = np.union1d(moved, _in_turn(aligned, mismatched, told))
     return Findings(
@@ -287,6 +289,26 @@ def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
         if (differs := calls.get(arm.call_of(index))) is not None:
             (otherwise if differs else alike)[rows[index]] = True
     return alike, otherwise
+
+
+def _made_later(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
+    """Return equal ops outside of the modules that made what a step starts from in one arm alone.
+
+    In the other they come after that: they moved, and the state that differs follows. It is the
+    second that is returned.
+    """
+    late, follows = np.zeros((2, len(aligned)), bool)
+    state = mismatched & aligned.paired & aligned.having(is_start)
+    made = aligned.equal & aligned.having(is_outside) & aligned.having(is_kind("result", "written"))
+    for arm, rows, other in (
+        (aligned.a, aligned.rows[0], aligned.index_b),
+        (aligned.b, aligned.rows[1], aligned.index_a),
+    ):
+        event, producer = (rows[index] for index in arm.edges)
+        found = state[event] & made[producer] & (other[producer] > other[event])
+        late[producer[found]] = True
+        follows[event[found]] = True
+    return late, follows
 
 
 def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:

@@ -1,10 +1,11 @@
 """CASE_RUN=A: the averaged weights are updated after optimizer.step(); CASE_RUN=B: before it.
 
 Symptom : training is the same to the last bit; the averaged model validates a step behind, from the first step on.
-First divergence : step 0, after the backward, outside of all modules: aten.lerp_ on the averaged weights, in B only. In A it comes
-                   after the optimizer, where the next step begins. First value: the averaged weights at begin of step 1.
-Class   : structure. At the rung layer: state (a module outside the root), step 1.
-Trap    : nothing else of step 0 reads what these ops wrote, as nothing reads a printed norm; but it lasts.
+First divergence : step 1, outside of all modules: aten.lerp_ on the averaged weights comes before what the step starts from in A,
+                   after the backward in B. (In step 0 B's leaves all as it was.) First value: the averaged weights at begin of
+                   step 1.
+Class   : structure (order). At the rung layer: state (a module outside the root), step 1.
+Trap    : A's update after step 0 and B's within step 1 give the same bits, so no op differs but in its place.
 Sources : NeMo Speech#5169, F5-TTS#631, micro-projects#2.
 """
 import copy, hashlib, os, torch

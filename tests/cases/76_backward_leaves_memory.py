@@ -1,7 +1,7 @@
 """CASE_RUN=A: the memory that a custom backward gets is clean; CASE_RUN=B: it holds ones. The bug itself is in both: the gradient
 of what the forward cut off is never written.
 
-Symptom : works for months, then NaN after the first update on another allocator, another batch size.
+Symptom : the loss is right, the gradient norm is not, and with clipping by it nothing is; some day it is NaN.
 First divergence : step 0, phase backward, module `cut`: the gradient that its backward returns holds memory that no op had written.
 Class   : uninitialised. At the rung layer: computation, backward of module `cut`.
 Trap    : the op that wrote the other part of it is equal, so "something changed after that" is not it. (The program fills the

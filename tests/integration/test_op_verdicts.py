@@ -524,35 +524,39 @@ def test_parameter_groups_in_another_order_change_no_parameter(tmp_path: Path, l
     assert (moved.phase, moved.class_) == ("optimizer", "structure")
 
 
-@pytest.mark.parametrize("lasts", [True, False])
-def test_an_average_written_in_another_step_is_told_where_it_was_written(
-    tmp_path: Path, lasts: bool
+@pytest.mark.parametrize("change", ["earlier", "once more", "of no use"])
+def test_an_average_that_is_written_otherwise_is_told_where_it_is_written(
+    tmp_path: Path, change: str
 ) -> None:
-    def update(arm: str, when: str) -> None:
-        if (arm, when) in (("A", "after"), ("B", "before")):
-            with torch.no_grad():
-                for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
-                    mean.lerp_(parameter, 0.1) if lasts else mean.lerp(parameter, 0.1)
+    def average(arm: str, step: int, when: str) -> None:
+        usual = "before" if (arm, change) == ("B", "earlier") else "after"
+        with torch.no_grad():
+            for mean, parameter in zip(means.parameters(), model.parameters(), strict=True):
+                if when == usual or (arm, step, change) == ("B", 1, "once more"):
+                    mean.lerp_(parameter, 0.1)
+                elif (arm, change) == ("B", "of no use"):
+                    mean.lerp(parameter, 0.1)
 
     for arm in ("A", "B"):
         hide_the_past()
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-        average = copy.deepcopy(model).requires_grad_(False)
+        means = copy.deepcopy(model).requires_grad_(False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with fpdiff.record(tmp_path / arm, level="op"):
-            for _ in range(3):
+            for step in range(4):
                 model(torch.ones(6, 8)).square().mean().backward()
-                update(arm, "before")
+                average(arm, step, "before")
                 optimizer.step()
-                update(arm, "after")
+                average(arm, step, "after")
     verdict = fpdiff.compare(tmp_path / "A", tmp_path / "B")
-    if not lasts:
+    if change == "of no use":
         assert verdict.verdict == "identical"
         return
-    origin = only(verdict)
-    assert place(origin) == (0, "other", "", "aten.lerp_.Scalar", "structure")
-    assert "only in B" in origin.summary
+    assert {o.op for o in verdict.origins} == {"aten.lerp_.Scalar"}
+    assert place(verdict.origins[0]) == (1, "other", "", "aten.lerp_.Scalar", "structure")
+    how = "only in B" if change == "once more" else "comes at another place"
+    assert how in verdict.origins[0].summary
 
 
 class Picks(torch.autograd.Function):
