@@ -41,11 +41,11 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do four kinds
-    of difference: the state of a generator at step start (what a module
-    drew from says where it began to matter), logged numbers, evaluation passes that only one
-    run made and that left nothing which is read elsewhere, and ops outside of all modules that
-    nothing else read (a printed norm, a checkpoint).
+    What one run has beyond the end of a record that was cut off does not count, nor do five kinds
+    of difference: the state of a generator at step start (what a module drew from says where it
+    began to matter), logged numbers, training flags of modules that one run alone has (what they do
+    tells), evaluation passes that only one run made and that left nothing which is read elsewhere,
+    and ops outside of all modules that nothing else read (a printed norm, a checkpoint).
 
     Args:
         aligned: the step.
@@ -55,6 +55,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
     mismatched &= ~before_the_start(aligned)
+    mismatched &= aligned.paired | ~aligned.having(is_kind("training_flag"))
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
     idle = _idle(aligned, mismatched, used)

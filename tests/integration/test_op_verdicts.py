@@ -659,3 +659,23 @@ def test_two_models_that_train_in_another_order_are_no_other_weights(
     origin = only(fpdiff.compare(tmp_path / "A", tmp_path / "B"))
     assert (origin.step, origin.class_) == (0, "structure")
     assert origin.summary.endswith("the root module of A is ~Sequential in B")
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+def test_a_metric_that_one_run_alone_computes_first_hides_no_option(
+    tmp_path: Path, level: str
+) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with fpdiff.record(tmp_path / arm, level=level):
+            for step in range(5):
+                if (arm, step) == ("B", 3):
+                    nn.MSELoss()(torch.ones(2), torch.zeros(2))
+                model(torch.ones(6, 8)).square().mean().backward()
+                optimizer.step()
+    verdict = fpdiff.compare(tmp_path / "A", tmp_path / "B")
+    assert not [o for o in verdict.origins if o.phase == "init"]
+    assert verdict.effects.parameters is None
