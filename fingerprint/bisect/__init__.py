@@ -11,6 +11,7 @@ arm           one run's events of a step, as arrays
 align         the events of one step of both runs, side by side
 calls         which calls of operators are the same ones, where one run made more
 origins       which mismatched events no mismatched event explains
+roots         whether another model is the root in the other run
 findings      what a rank's first differing step holds, in little
 reach         what an origin led to in its step
 count         every event that differs, over all steps

@@ -23,8 +23,8 @@ _HINTS = {
     "collective": "look at the reduction: its groups, the order of its buckets, the algorithm",
     "unseen-producer": "something wrote to the tensor's memory: a custom kernel, another stream or"
     " thread, a view through numpy, faulty memory",
-    "arguments": "a number that the program computed outside of torch differs: a scale, a learning"
-    " rate, an index",
+    "arguments": "what the program gives beside tensors differs: an option, or a number that it"
+    " computed outside of torch (a scale, a learning rate, an index)",
     "uninitialised": "initialise the memory (zeros, full) or write all of it before it is read;"
     " torch.utils.deterministic.fill_uninitialized_memory finds such reads",
     "kernel": "run both with torch.use_deterministic_algorithms(True)",
@@ -93,8 +93,11 @@ OF_MICROBATCHES = (
 )
 """The hint for microbatches that only one run has."""
 
-BY_SHAPE = "the batch has another shape: the sizes of what is made from it follow"
-"""The hint for other shapes, and other arguments, beside a batch of another shape."""
+OF_ROOTS = "compare the order in which the programs call their models, or train them"
+"""The hint for another root."""
+
+BY_SHAPE = "the batch has another shape or dtype: the sizes of what is made from it follow"
+"""The hint for other shapes, and other arguments, beside a batch of another shape or dtype."""
 
 
 _MAY_BE_A_LAUNCH = {"kernel", "computation", "environment", "uninitialised", "unseen-producer"}

@@ -149,6 +149,10 @@ class Arm:
         """Return an event's row of SITES."""
         return self.sites.rows[int(self.site[index])]
 
+    def content_of(self, index: int) -> tuple[int, ...]:
+        """Return what is equal for events of equal bits, dtype and shape."""
+        return *self.digest[index].tolist(), int(self.description[index])
+
     def call_of(self, index: int) -> tuple[Any, ...]:
         """Return what the events of one call of an op have in common."""
         site = self.site_of(index)
@@ -185,12 +189,26 @@ class Arm:
         found: list[int] = np.flatnonzero(self.sites.having(is_collective)[self.site]).tolist()
         return found
 
-    def direct(self, index: int) -> Ints:
-        """Return the indices of the events that an event names as its inputs, in order."""
+    def named(self, index: int) -> Ints:
+        """Return the indices of the events that an event names as its inputs, as it names them.
+
+        Those of an op are in the order of its arguments, if the arm `keeps_order`.
+        """
         event, producer = self.edges
         first, end = np.searchsorted(event, [index, index + 1])
-        result: Ints = np.unique(producer[first:end])
+        result: Ints = producer[first:end]
         return result
+
+    def direct(self, index: int) -> Ints:
+        """Return the indices of the events that an event names as its inputs, in order."""
+        result: Ints = np.unique(self.named(index))
+        return result
+
+    @cached_property
+    def keeps_order(self) -> bool:
+        """Whether inputs are in the order in which they are taken: older records sorted them."""
+        event, wanted = self._inputs
+        return bool(((np.diff(wanted) < 0) & (np.diff(event) == 0)).any())
 
     def producers(self, index: int) -> Ints:
         """Return the indices of all events that an event read: those it names come first."""

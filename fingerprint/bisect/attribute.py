@@ -27,6 +27,9 @@ from fpdiff.fingerprint.bisect.verdict import (
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
 
+_MAX_RANKS = 64
+"""Among so many ranks at most a batch is looked for that another rank has: it takes reading."""
+
 MAX_ORIGINS = 200
 """A verdict lists so many origins at most; `num_origins` says how many there are."""
 
@@ -170,6 +173,7 @@ class Attribution:
                 group=self._groups.of(found.rank),
                 is_alone=self._is_alone(found),
                 rehashed=self._rehashed,
+                other_rank=self._other_rank,
             )
             own, alike = describer.describe(self._candidates[found.rank], share)
             groups += [
@@ -179,6 +183,20 @@ class Attribution:
             origins += own
             found.tier.release()
         return origins, groups
+
+    def _other_rank(self, found: RankFindings) -> str | None:
+        """Say which other rank of A had the batch that a rank has in B, if any had."""
+        if len(self._tiers) > _MAX_RANKS:
+            return None
+        wanted = found.tier.batches()[1].get(found.step)
+        for rank, tier in self._tiers.items():
+            if wanted is None or rank == found.rank:
+                continue
+            batch = tier.batches()[0].get(found.step)
+            tier.release()
+            if batch == wanted:
+                return f"rank {found.rank} of B has the batch of rank {rank} of A"
+        return None
 
     @cached_property
     def _candidates(self) -> dict[int, list[Candidate]]:

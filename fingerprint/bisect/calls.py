@@ -8,7 +8,8 @@ is left, equal calls pair, and then those of equal dtypes and shapes: they have 
 
 Where the gradient of a parameter is accumulated, the order of the calls is not the program's: the
 reducer of DistributedDataParallel goes through parameters that a step did not use in the order of
-their addresses. Calls that differ there pair with those that are equal to the last bit.
+their addresses. Calls that differ there pair with those that are equal to the last bit. So do those
+of an optimizer, which goes through its parameters in the order in which it was given them.
 """
 
 from collections import defaultdict, deque
@@ -61,7 +62,7 @@ def pair_at_parameters(a: Arm, b: Arm, pair: Ints) -> Ints:
         b: the other.
         pair: for each of A's events the index of B's, or -1.
     """
-    at_a, at_b = (arm.sites.having(is_at_parameter)[arm.site] for arm in (a, b))
+    at_a, at_b = (arm.sites.having(_is_in_any_order)[arm.site] for arm in (a, b))
     rows = np.flatnonzero(at_a & (pair >= 0))
     equal = a.description[rows] == b.description[pair[rows]]
     if (equal & (a.digest[rows] == b.digest[pair[rows]]).all(axis=1)).all():
@@ -73,18 +74,24 @@ def pair_at_parameters(a: Arm, b: Arm, pair: Ints) -> Ints:
         if calls_a.keys() != calls_b.keys():
             continue  # `pair_calls` has seen to them.
         events_a, events_b = list(calls_a.values()), [calls_b[call] for call in calls_a]
-        exact_a, _, operators_a = _tokens(a, events_a)
-        exact_b, _, operators_b = _tokens(b, events_b)
+        exact_a, *levels_a = _tokens(a, events_a)
+        exact_b, *levels_b = _tokens(b, events_b)
         differing = [
             n
             for n, tokens in enumerate(zip(exact_a, exact_b, strict=True))
             if tokens[0] != tokens[1]
         ]
         left_a, left_b = dict.fromkeys(differing), dict.fromkeys(differing)
-        for tokens in ((exact_a, exact_b), (operators_a, operators_b)):
+        for tokens in zip((exact_a, *levels_a), (exact_b, *levels_b), strict=True):
             for i, j in _anywhere(*tokens, left_a, left_b):
                 _pair_events(a, b, events_a[i], events_b[j], result)
     return result
+
+
+def _is_in_any_order(site: Site) -> bool:
+    """Return whether a site is of a call whose place among others is no property of the program."""
+    is_of_optimizer = site["op"] is not None and site["phase"] == "optimizer"
+    return is_of_optimizer or is_at_parameter(site)
 
 
 def _groups(arm: Arm, among: Flags | None = None) -> dict[tuple[int, int], dict[int, list[int]]]:
@@ -196,5 +203,4 @@ def _pair_first_sights(
 
 
 def _content(arm: Arm, index: int) -> Hashable:
-    kind = arm.site_of(index)["kind"]
-    return kind, int(arm.description[index]), *arm.digest[index].tolist()
+    return arm.site_of(index)["kind"], *arm.content_of(index)

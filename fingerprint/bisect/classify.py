@@ -51,9 +51,10 @@ class Facts:
 
     Attributes:
         in_a: run A has the event; `in_b` likewise.
+        same_call: it is of what an op was given that both runs call here.
         same_description: dtype and shape are equal, if both have it.
         num_inputs: how many events it read, all of them equal.
-        other_inputs: what only one run's event read, by run.
+        other_inputs: what only one run's event read, or read at that place, by run.
         generators: torch's generators that differ at the start of the step and are drawn from,
             where the record does not show which module drew.
         environment: entries that differ on the origin's rank and can change a result.
@@ -64,6 +65,7 @@ class Facts:
 
     in_a: bool = True
     in_b: bool = True
+    same_call: bool = False
     same_description: bool = True
     num_inputs: int = 1
     other_inputs: dict[str, str] = field(default_factory=dict)
@@ -80,13 +82,9 @@ def classify(site: Site, facts: Facts) -> Kind:
     if site["kind"] == "rewrite":
         return _rewritten(site, facts)
     if site["kind"] == "uninitialised" or facts.read_hole:
-        return Kind(
-            "uninitialised",
-            None,
-            f"{op_of(site)} in {where(site)} read memory that no op had written ({site['slot']})",
-        )
+        return _unwritten(site)
     if not (facts.in_a and facts.in_b):
-        return _one_sided(site, component, only="A" if facts.in_a else "B")
+        return _one_sided(site, component, facts)
     if component is not None:
         how = "differs" if facts.same_description else "differs in dtype or shape"
         return Kind("state", component, f"{component} {_path(site)} {how}")
@@ -96,6 +94,8 @@ def classify(site: Site, facts: Facts) -> Kind:
         return _by_kind(site)
     if site["kind"] == "input" and site["op"] is not None:
         return _unmade(site)
+    if facts.other_inputs:
+        return _made_otherwise(site, facts.other_inputs)
     if facts.exact and site["kind"] in _COPIES and facts.num_inputs:
         what = f"{described(site)} changed after the op that made it, which is equal"
         return Kind("unseen-producer", None, what)
@@ -133,6 +133,22 @@ def _rewritten(site: Site, facts: Facts) -> Kind:
     return Kind("unseen-producer", None, what)
 
 
+def _unwritten(site: Site) -> Kind:
+    """Classify what read memory, or holds some, that no op had written."""
+    if site["op"] is None:
+        what = f"{described(site)} holds memory that no op had written"
+    else:
+        reader = f"{op_of(site)} in {where(site)}"
+        what = f"{reader} read memory that no op had written ({site['slot']})"
+    return Kind("uninitialised", None, what)
+
+
+def _made_otherwise(site: Site, other_inputs: dict[str, str]) -> Kind:
+    """Classify what was made from other things, or from the same ones in another order."""
+    read = ", ".join(f"in {run} it read {names}" for run, names in other_inputs.items())
+    return Kind("structure", None, f"{described(site)} was made from other things: {read}")
+
+
 def _unmade(site: Site) -> Kind:
     """Classify a tensor that no op made, where an op reads it."""
     what = f"{described(site)} differs, and no recorded op made it"
@@ -153,6 +169,12 @@ def of_microbatches(site: Site, numbers: tuple[int, int]) -> Kind:
     a, b = numbers
     only = "A" if a > b else "B"
     what = f"the step has {_microbatches(a)} in A and {b} in B: {described(site)} exists only in {only}"
+    return Kind("structure", None, what)
+
+
+def of_other_root(name: str) -> Kind:
+    """Return the finding that run A's root is another model's name in run B."""
+    what = f"the first model that is called is another one: the root module of A is {name} in B"
     return Kind("structure", None, what)
 
 
@@ -178,9 +200,6 @@ def is_set_late(site: Site) -> bool:
 def _computed(site: Site, facts: Facts) -> Kind:
     """Classify what a program computed, from equal things and to another result."""
     what = described(site)
-    if len(facts.other_inputs) == 2:
-        read = ", ".join(f"in {run} it read {names}" for run, names in facts.other_inputs.items())
-        return Kind("structure", None, f"{what} was made from other things: {read}")
     if facts.generators:
         names = ", ".join(facts.generators)
         return Kind(
@@ -213,8 +232,10 @@ def _reduced(reduction: Reduction) -> str:
     return f"each of the {reduction.num_ranks} ranks gave an equal gradient to the reduction"
 
 
-def _one_sided(site: Site, component: str | None, only: str) -> Kind:
-    other = "B" if only == "A" else "A"
+def _one_sided(site: Site, component: str | None, facts: Facts) -> Kind:
+    only, other = ("A", "B") if facts.in_a else ("B", "A")
+    if facts.same_call:
+        return Kind("arguments", None, f"{described(site)} were given in {only} alone")
     if component is not None and is_set_late(site):
         what = f"{component} {_path(site)} was set between the forward and the step in {only} alone"
         return Kind("state", component, what)

@@ -1,6 +1,6 @@
 """The whole way from two runs to a verdict."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +39,8 @@ from fpdiff.store.run import Run
 _KEPT_RANKS = 4
 """So many differing ranks keep their events in memory; those of others are read again."""
 
-_GENERATOR_RANKS = 16
-"""Generators that differ are looked into on so many ranks: it takes reading events."""
+_LOOKED_AT_RANKS = 16
+"""Generators and parameters are looked into on so many ranks: it takes reading events."""
 
 ALIGN = ("number", "auto")
 
@@ -92,7 +92,7 @@ def compare_runs(
         *common.notes,
         *_step_notes(tiers),
         *_evaluation_notes(tiers, found),
-        *_idle_notes(tiers, common.rung),
+        *_idle_notes(tiers, found, common.rung),
     ]
     tiers = {rank: tier for rank, tier in tiers.items() if len(tier.steps)}
     compared = _compared(common, tiers)
@@ -232,12 +232,17 @@ def _compared(common: Common, tiers: Tiers) -> Compared:
     )
 
 
-def _effects(tiers: Iterable[RankTier], *, diverged: bool) -> Effects:
+def _effects(tiers: Collection[RankTier], *, diverged: bool) -> Effects:
     def first(what: str) -> int | None:
         return min((s for t in tiers if (s := t.first_with(what)) is not None), default=None)
 
     healed = diverged and not any(tier.differs_at_end() for tier in tiers)
-    return Effects(loss=first("loss"), parameters=first("parameters"), healed=healed)
+    # Where only the events can tell, they are read on so many ranks at most.
+    certain = [tier for tier in tiers if not tier.is_unsure_of_parameters()]
+    unsure = [tier for tier in tiers if tier.is_unsure_of_parameters()][:_LOOKED_AT_RANKS]
+    found = (tier.first_with_other_parameters() for tier in (*certain, *unsure))
+    parameters = min((step for step in found if step is not None), default=None)
+    return Effects(loss=first("loss"), parameters=parameters, healed=healed)
 
 
 def _step_notes(tiers: Tiers) -> list[str]:
@@ -283,19 +288,19 @@ def _evaluations(tier: RankTier, end: int | None) -> dict[str, list[int]]:
     return dict(sorted(found.items(), key=lambda entry: entry[1][0]))
 
 
-def _idle_notes(tiers: Tiers, rung: str) -> list[str]:
+def _idle_notes(tiers: Tiers, found: list[RankFindings], rung: str) -> list[str]:
     """Say where operators outside of the model differ and nothing else does that read them.
 
-    At the rung layer collectives alone are recorded of them.
+    Below the rung op collectives alone are recorded of them: who read one is not known where
+    anything differs.
     """
-    what, so = "operators", ", and lead to no other difference"
-    if rung not in OP_RUNGS:
-        what, so = "collectives", f": what read them is not recorded at the rung {rung}"
+    what = "operators" if rung in OP_RUNGS else "collectives"
     stories: dict[str, list[int]] = {}
+    end = {f.rank: f.step for f in found} if rung not in OP_RUNGS else {}
     for rank, tier in tiers.items():
-        if tier.idle:
-            story = f"{what} outside the model differ in {steps_text(sorted(tier.idle))}{so}"
-            stories.setdefault(story, []).append(rank)
+        if idle := sorted(step for step in tier.idle if step < end.get(rank, step + 1)):
+            story = f"{what} outside the model differ in {steps_text(idle)}"
+            stories.setdefault(f"{story}, and lead to no other difference", []).append(rank)
     return _told(stories, len(tiers))
 
 
@@ -313,7 +318,7 @@ def _generator_notes(tiers: Tiers) -> list[str]:
     """
     first = {rank: tier.first_with("generator") for rank, tier in tiers.items()}
     differing = [(rank, step) for rank, step in first.items() if step is not None]
-    for rank, step in differing[:_GENERATOR_RANKS]:
+    for rank, step in differing[:_LOOKED_AT_RANKS]:
         used = tiers[rank].generators_drawn_from()
         names = [name for name in tiers[rank].generators_that_differ(step) if name in used]
         tiers[rank].release()

@@ -1,7 +1,8 @@
 """An origin in full: its class, its two sides, what it read, and the evidence."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cached_property
+from itertools import chain, takewhile, zip_longest
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, name_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_collective
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -19,6 +20,7 @@ from fpdiff.fingerprint.bisect.classify import (
     described,
     moved,
     of_microbatches,
+    of_other_root,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
 from fpdiff.fingerprint.bisect.origins import find_origins, is_batch
@@ -46,6 +48,7 @@ class Describer:
         group: frozenset[int],
         is_alone: bool,
         rehashed: bool,
+        other_rank: Callable[[RankFindings], str | None],
     ) -> None:
         """Remember what they are described from.
 
@@ -56,6 +59,7 @@ class Describer:
             group: the ranks that gradients are reduced with, this one included.
             is_alone: no other of them got another gradient in the step.
             rehashed: both runs digested again what each op read.
+            other_rank: says which other rank had a rank's batch, if one had.
         """
         self._found = found
         self._rung = rung
@@ -63,6 +67,7 @@ class Describer:
         self._group = group
         self._is_alone = is_alone
         self._rehashed = rehashed
+        self._other_rank = other_rank
         self._evidence_given: set[str] = set()
         self._told: list[int] = []
 
@@ -171,6 +176,8 @@ class Describer:
         """Return what to look at."""
         if candidate.microbatches is not None:
             return advice.OF_MICROBATCHES
+        if candidate.root_in_b is not None:
+            return advice.OF_ROOTS
         candidates = self._found.candidates
         has_more = any(c.microbatches is not None for c in candidates)
         if has_more and site["kind"] in ("loss", "arguments"):
@@ -178,12 +185,13 @@ class Describer:
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
             return advice.BY_SHAPE
+        is_common = site["phase"] == "eval" and not self._found.evaluation
         return advice.hint(
             kind.class_,
             kind.component,
             site["op"],
             kind=site["kind"],
-            phase=site["phase"],
+            phase="" if is_common else site["phase"],  # Both runs evaluated the model.
             rung=self._rung,
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
@@ -238,6 +246,8 @@ class Describer:
     def _kind(self, candidate: Candidate, site: Site, num_inputs: int) -> Kind:
         if candidate.microbatches is not None:
             return of_microbatches(site, candidate.microbatches)
+        if candidate.root_in_b is not None:
+            return of_other_root(candidate.root_in_b)
         if candidate.moved:
             return moved(site, candidate.count)
         return classify(site, self._facts(candidate.row, site, num_inputs))
@@ -251,9 +261,10 @@ class Describer:
         return Facts(
             in_a=in_a,
             in_b=in_b,
+            same_call=site["kind"] == "arguments" and self._is_called_by_both(row),
             same_description=alike,
             num_inputs=num_inputs,
-            other_inputs=self._other_inputs(row) if in_a and in_b and not site["op"] else {},
+            other_inputs=self._other_inputs(row) if in_a and in_b else {},
             read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
@@ -261,30 +272,39 @@ class Describer:
             reduction=self._reduction(site),
         )
 
+    def _is_called_by_both(self, row: int) -> bool:
+        """Return whether the call that a row's event belongs to made a thing in both runs."""
+        arm, index = self._aligned.arm_of(row)
+        rows = self._aligned.rows[0 if arm is self._aligned.a else 1]
+        call, end = arm.call_of(index), len(arm)
+        own = takewhile(lambda i: arm.call_of(i) == call, range(index + 1, end))
+        return any(self._aligned.paired[rows[i]] for i in own)
+
     def _read_by_name(self, row: int) -> list[Site]:
         """Return the sites of the events that a row's event names as its inputs."""
         arm, index = self._aligned.arm_of(row)
         return [arm.site_of(i) for i in arm.direct(index).tolist()]
 
     def _other_inputs(self, row: int) -> dict[str, str]:
-        """Name what the row's event read in one run only.
+        """Name what the row's event read in one run only; of an op, at its place among the others.
 
         Equal digests of what each read say nothing where the two read different things.
         """
         aligned = self._aligned
-        read = [
-            aligned.rows[which][arm.direct(int(index[row]))]
-            for which, (arm, index) in enumerate(
-                ((aligned.a, aligned.index_a), (aligned.b, aligned.index_b))
-            )
-        ]
-        found = {}
-        for label, own, other in (("A", read[0], read[1]), ("B", read[1], read[0])):
-            names = [_name(aligned.site(r)) for r in np.setdiff1d(own, other).tolist()]
-            if names:
-                more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-                found[label] = ", ".join(names[:_MAX_NAMES]) + more
-        return found
+        sides = (aligned.a, int(aligned.index_a[row])), (aligned.b, int(aligned.index_b[row]))
+        if aligned.site(row)["op"] is not None:
+            found = _other_operands(*sides)
+        else:
+            rows = [
+                r[arm.direct(index)] for r, (arm, index) in zip(aligned.rows, sides, strict=True)
+            ]
+            own = np.setdiff1d(rows[0], rows[1]), np.setdiff1d(rows[1], rows[0])
+            # What only one of two modules read may be nothing that it used.
+            found = [
+                [aligned.site(r) for r in o.tolist()] if all(map(len, own)) else [] for o in own
+            ]
+        names = _named_apart(found)
+        return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
 
     def _reduction(self, site: Site) -> Reduction | None:
         if len(self._group) < 2:
@@ -316,12 +336,17 @@ class Describer:
         return [name for name in self._generators if name in self._used]
 
     def _cause(self, candidate: Candidate) -> list[str]:
-        """Say what differs first among the ops that prepared a batch."""
-        if candidate.cause is None:
+        """Say what differs first among the ops that prepared a batch, or before a reduction."""
+        row, whose = candidate.cause, "ops that prepared it"
+        if candidate.reduced:
+            differs = ~self._aligned.equal & self._aligned.having(is_collective)
+            row = next(iter(np.flatnonzero(differs[: candidate.row]).tolist()), None)
+            whose = "collectives before it"
+        if row is None:
             return []
-        site = self._aligned.site(candidate.cause)
-        only = "" if self._aligned.paired[candidate.cause] else ", in one run only"
-        return [f"of the ops that prepared it the first to differ{only}: {described(site)}"]
+        site = self._aligned.site(row)
+        only = "" if self._aligned.paired[row] else ", in one run only"
+        return [f"of the {whose} the first to differ{only}: {described(site)}"]
 
     def _equal_beside(self, row: int) -> list[str]:
         """Name what is equal of the batch that a row's event is a part of."""
@@ -335,6 +360,21 @@ class Describer:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         return [f"equal in this batch: {', '.join(names[:_MAX_NAMES])}{more}"] if names else []
 
+    def _other_microbatch(self, row: int) -> str | None:
+        """Say in which microbatch of A's step the batch of B was seen, if in any."""
+        aligned = self._aligned
+        site, wanted = aligned.site(row), int(aligned.index_b[row])
+        if not is_batch(site) or wanted < 0:
+            return None
+        batches = aligned.a.sites.having(is_batch)[aligned.a.site]
+        for index in np.flatnonzero(batches).tolist():
+            own = aligned.a.site_of(index)
+            same = (own["module"], own["slot"]) == (site["module"], site["slot"])
+            if same and aligned.a.content_of(index) == aligned.b.content_of(wanted):
+                numbers = aligned.b.microbatch[wanted], aligned.a.microbatch[index]
+                return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
+        return None
+
     def _evidence(self, kind: Kind, row: int) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""
         if kind.class_ in self._evidence_given:
@@ -344,8 +384,9 @@ class Describer:
         evidence = []
         if kind.class_ == "data":
             shift = describe_shift(found.tier, found.step)
-            evidence += [shift] if shift else self._equal_beside(row)
-        if kind.class_ in ("data", "rng", "state", "computation"):
+            places = shift, self._other_microbatch(row), self._other_rank(found)
+            evidence += [place for place in places if place] or self._equal_beside(row)
+        if kind.class_ in ("data", "rng", "state", "computation", "structure"):
             evidence += [
                 f"generator {name} differs already at the start of step {found.step}"
                 for name in self._generators
@@ -383,6 +424,46 @@ def _kernels(*sides: dict[str, Any] | None) -> list[str]:
     if not a or not b:
         return []
     return [f"the same kernels ran: {a}" if a == b else f"other kernels ran: A {a}; B {b}"]
+
+
+def _other_operands(*sides: tuple[Arm, int]) -> list[list[Site]]:
+    """Return what an op read in one run and not, at the same place, in the other; for each run.
+
+    What is equal to the last bit is the same operand, whoever made it.
+    """
+    read = [arm.named(index).tolist() for arm, index in sides]
+    contents = [[arm.content_of(i) for i in own] for (arm, _), own in zip(sides, read, strict=True)]
+    if sorted(contents[0]) == sorted(contents[1]) and not all(arm.keeps_order for arm, _ in sides):
+        return [[], []]
+    differs = [n for n, pair in enumerate(zip_longest(*contents)) if len(set(pair)) > 1]
+    return [
+        [arm.site_of(own[n]) for n in differs if n < len(own)]
+        for (arm, _), own in zip(sides, read, strict=True)
+    ]
+
+
+def _named_apart(sides: list[list[Site]]) -> list[list[str]]:
+    """Name events of both runs, with the program's lines where the names alone say too little."""
+    sites = [*chain(*sides)]
+    points = {
+        (s["phase"], s["module"], s["call"], s["op"], s["occurrence"], s["slot"]) for s in sites
+    }
+    needs_lines = len({*map(_called, sites)}) < len(points)
+
+    def name(site: Site) -> str:
+        line = f" ({site['source']})" if needs_lines and site["source"] else ""
+        return f"{_called(site)}{line}"
+
+    return [[name(site) for site in own] for own in sides]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _called(site: Site) -> str:
+    return described(site) if site["op"] else _name(site)
 
 
 def _name(site: Site) -> str:

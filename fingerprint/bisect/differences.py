@@ -21,6 +21,7 @@ class StepDifference:
             model, and nothing outside of it differs.
         evaluation: "A" or "B" if only that run evaluated the model, else "".
         loss: the loss; parameters, metrics (logged numbers) and generator (at step start) alike.
+        parameters_for_sure: not only in order or number.
         backward: something computed in the backward.
     """
 
@@ -29,6 +30,7 @@ class StepDifference:
     evaluation: str = ""
     loss: bool
     parameters: bool
+    parameters_for_sure: bool
     metrics: bool
     generator: bool
     backward: bool

@@ -7,7 +7,7 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
-from fpdiff.fingerprint.bisect.classify import component_of, is_set_late
+from fpdiff.fingerprint.bisect.classify import OUTSIDE, component_of, is_set_late
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
@@ -18,7 +18,8 @@ from fpdiff.fingerprint.bisect.origins import (
     sides,
 )
 from fpdiff.fingerprint.bisect.reach import ancestors
-from fpdiff.fingerprint.bisect.tier import RankTier
+from fpdiff.fingerprint.bisect.roots import root_in_b
+from fpdiff.fingerprint.bisect.tier import Content, RankTier
 from fpdiff.fingerprint.bisect.verdict import RankStep
 
 _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "other")
@@ -26,6 +27,10 @@ _ORDER = ("init", "eval", "forward", "backward", "recompute", "optimizer", "othe
 
 Place = tuple[str, str]
 """(module, slot)."""
+
+_OWN = ("parameter", "buffer", "optimizer state", "master weights")
+_TENSORS = frozenset((*_OWN, *(f"{component}{OUTSIDE}" for component in _OWN)))
+"""Components of the state that are tensors."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Candidate:
         microbatches: how many the step has in A and in B, if this stands for those that only one
             of them has.
         buffer: of which buffer it is, if it is one at the start of the step.
+        root_in_b: what the root of A is called in B, if this stands for all that follows from another
+            model's being the root there.
     """
 
     row: int
@@ -54,6 +61,7 @@ class Candidate:
     cause: int | None = None
     microbatches: tuple[int, int] | None = None
     buffer: Place | None = None
+    root_in_b: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +107,49 @@ def first_finding(rank: int, tier: RankTier) -> RankFindings | None:
     Raises:
         StoreError: a file is damaged.
     """
-    steps = tier.differences.having("any").tolist()
-    return next((found for step in steps if (found := examine(rank, step, tier))), None)
+    for step in tier.differences.having("any").tolist():
+        found = examine(rank, step, tier)
+        if found is not None:
+            return _where_it_was_made(found) or found
+    return None
+
+
+def _where_it_was_made(found: RankFindings) -> RankFindings | None:
+    """Return the findings of the step before, if ops there made the state in which a step differs.
+
+    An averaged copy of the weights, say, that was written outside of the modules and that nothing
+    else read.
+    """
+    tier, step = found.tier, found.step
+    before = tier.num_steps_before(step)
+    earlier = int(tier.steps[before - 1]) if before else step
+    if earlier not in tier.idle:
+        return None
+    tier.lasting[earlier] = _state(tier.aligned(step)) - _state(tier.aligned(earlier))
+    return examine(found.rank, earlier, tier)
+
+
+def _state(aligned: Aligned) -> frozenset[Content]:
+    return _contents(aligned, np.flatnonzero(aligned.having(_is_held)))
+
+
+def _contents(aligned: Aligned, rows: Ints) -> frozenset[Content]:
+    """Return what rows hold, by the run."""
+    found: set[Content] = set()
+    for run, arm, index in (("A", aligned.a, aligned.index_a), ("B", aligned.b, aligned.index_b)):
+        own = index[rows]
+        found.update((run, *arm.content_of(i)) for i in own[own >= 0].tolist())
+    return frozenset(found)
+
+
+def _lasting(aligned: Aligned, lasting: frozenset[Content]) -> Flags:
+    """Return the rows of what ops wrote that lasted: some later state is equal to it."""
+    result: Flags = np.zeros(len(aligned), bool)
+    if lasting:
+        made = ~aligned.equal & aligned.having(is_outside) & aligned.having(_is_write)
+        for row in np.flatnonzero(made).tolist():
+            result[row] = not lasting.isdisjoint(_contents(aligned, np.array([row])))
+    return result
 
 
 def examine(
@@ -121,6 +170,7 @@ def examine(
     sent = _sent(aligned)
     counts = np.zeros(len(aligned), bool)
     counts[[row for row, meeting in sent.items() if meeting in used]] = True
+    counts |= _lasting(aligned, tier.lasting.get(step, frozenset()))
     findings = find_origins(aligned, counts)
     tier.idle.pop(step, None)
     if findings.num_idle:
@@ -131,6 +181,10 @@ def examine(
     mismatched[findings.mismatched] = True
     candidates = _batch_first(aligned, mismatched, _candidates(aligned, findings))
     candidates = _microbatches_first(aligned, mismatched, candidates)
+    if (root := root_in_b(aligned, mismatched)) is not None:
+        row, count = int(findings.mismatched[0]), len(findings.mismatched)
+        begin = _begin(aligned, row)
+        candidates = [Candidate(row, count, False, False, None, begin, root_in_b=root)]
     return RankFindings(
         rank=rank,
         step=step,
@@ -190,7 +244,7 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     rows = rows[np.sort(first)]
     sizes = np.bincount(fold[counted & (side > 0)], minlength=int(fold.max()) + 1)
     counts = np.where(side[rows] > 0, sizes[fold[rows]], 1)
-    parts = [(rows, counts, False), (*_moves(findings.moved), True)]
+    parts = [(rows, counts, False), (*_moves(aligned, findings.moved), True)]
     found = [
         Candidate(
             row,
@@ -272,10 +326,15 @@ def _microbatches_first(
     return [*before, first, *(c for c in candidates if c not in before)]
 
 
-def _moves(moved: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each stretch of rows that moved, and how many it has."""
-    starts = np.flatnonzero(np.diff(moved, prepend=-2) > 1)
-    return moved[starts], np.diff(starts, append=len(moved))
+def _moves(aligned: Aligned, moved: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each stretch of rows that moved, and how many it has.
+
+    All that an optimizer does in another order is one: it goes through its parameters so.
+    """
+    stretch = np.cumsum(np.diff(moved, prepend=-2) > 1)
+    stretch[aligned.having(_is_of_optimizer)[moved]] = 0
+    _, first, counts = np.unique(stretch, return_index=True, return_counts=True)
+    return moved[first], counts
 
 
 def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
@@ -311,6 +370,21 @@ def _is_default_draw(site: Site) -> bool:
 
 def _is_alone(site: Site) -> bool:
     return bool(site["kind"] == "rewrite" or is_set_late(site))
+
+
+def _is_held(site: Site) -> bool:
+    """Return whether a site is of a tensor that a step starts from, or finds outside the modules."""
+    is_found = site["kind"] == "input" and is_outside(site)
+    return is_found or component_of(site) in _TENSORS
+
+
+def _is_write(site: Site) -> bool:
+    """Return whether a site is of what an op made; a number may equal another by chance."""
+    return bool(site["kind"] == "written" or (site["kind"] == "result" and site["shape"]))
+
+
+def _is_of_optimizer(site: Site) -> bool:
+    return bool(site["phase"] == "optimizer")
 
 
 def _is_state(site: Site) -> bool:

@@ -41,11 +41,12 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do five kinds
+    What one run has beyond the end of a record that was cut off does not count, nor do six kinds
     of difference: the state of a generator at step start (what a module drew from says where it
-    began to matter), logged numbers, evaluation passes that only one run made and that left nothing
-    which is read elsewhere, ops outside of all modules that nothing else read (a printed norm, a
-    checkpoint), and where a tensor is met first.
+    began to matter), logged numbers, training flags of modules that one run alone has (what they do
+    tells), evaluation passes that only one run made and that left nothing which is read elsewhere,
+    ops outside of all modules that nothing else read (a printed norm, a checkpoint), and where a
+    tensor is met first.
 
     Args:
         aligned: the step.
@@ -55,6 +56,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
     mismatched &= ~before_the_start(aligned)
+    mismatched &= aligned.paired | ~aligned.having(is_kind("training_flag"))
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
     mismatched &= ~_met_elsewhere(aligned, mismatched)
@@ -64,10 +66,13 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched |= led_on
     evaluations &= ~led_on
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
-    follows = mismatched & (follows | remade_otherwise)
+    late, reads_late = _made_later(aligned, mismatched)
+    follows = mismatched & (follows | remade_otherwise | reads_late)
     origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
+    anywhere |= aligned.having(_is_noted_anywhere)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
+    moved = np.union1d(moved, np.flatnonzero(late))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
     moved = np.union1d(moved, _in_turn(aligned, mismatched, told))
     return Findings(
@@ -111,7 +116,17 @@ def _is_op(site: Site) -> bool:
     return site["op"] is not None
 
 
-def _is_start(site: Site) -> bool:
+def _is_noted_anywhere(site: Site) -> bool:
+    """Return whether a site's place in a step says nothing of the program.
+
+    What a step starts from is listed in any order, and what a collective left when it is read. What
+    was done with a batch at another place tells that by itself.
+    """
+    return bool(site["phase"] == "init" or site["kind"] == "received" or is_batch(site))
+
+
+def is_start(site: Site) -> bool:
+    """Return whether a site is of what a step starts from."""
     return bool(site["phase"] == "init")
 
 
@@ -235,7 +250,7 @@ def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
     The other makes it anew: that is what follows from it.
     """
     lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
-    if not (lacking & aligned.having(_is_start)).any():
+    if not (lacking & aligned.having(is_start)).any():
         return np.zeros(len(aligned), bool)
     return ~aligned.paired & aligned.having(_is_of_optimizer)
 
@@ -268,7 +283,7 @@ def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
         return alike, otherwise
     arm, rows = (aligned.a, aligned.rows[0]) if started[0] else (aligned.b, aligned.rows[1])
     start: dict[tuple[bytes, int], bool] = {}  # by content, whether anything of it is mismatched
-    for index in np.flatnonzero(arm.sites.having(_is_start)[arm.site]).tolist():
+    for index in np.flatnonzero(arm.sites.having(is_start)[arm.site]).tolist():
         content = arm.digest[index].tobytes(), int(arm.description[index])
         start[content] = start.get(content, False) or bool(mismatched[rows[index]])
     alone = (~aligned.paired & aligned.having(is_outside))[rows]
@@ -282,6 +297,26 @@ def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
         if (differs := calls.get(arm.call_of(index))) is not None:
             (otherwise if differs else alike)[rows[index]] = True
     return alike, otherwise
+
+
+def _made_later(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
+    """Return equal ops outside of the modules that made what a step starts from in one arm alone.
+
+    In the other they come after that: they moved, and the state that differs follows. It is the
+    second that is returned.
+    """
+    late, follows = np.zeros((2, len(aligned)), bool)
+    state = mismatched & aligned.paired & aligned.having(is_start)
+    made = aligned.equal & aligned.having(is_outside) & aligned.having(is_kind("result", "written"))
+    for arm, rows, other in (
+        (aligned.a, aligned.rows[0], aligned.index_b),
+        (aligned.b, aligned.rows[1], aligned.index_a),
+    ):
+        event, producer = (rows[index] for index in arm.edges)
+        found = state[event] & made[producer] & (other[producer] > other[event])
+        late[producer[found]] = True
+        follows[event[found]] = True
+    return late, follows
 
 
 def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:

@@ -6,6 +6,7 @@ hides events; then each step is compared event by event. What was read is let go
 `RankTier.release`, since a run may have thousands of ranks.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,13 @@ from fpdiff.fingerprint.bisect.align import Aligned, align
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites, digest_words
 from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifferences
 from fpdiff.fingerprint.bisect.lens import Lens
-from fpdiff.fingerprint.bisect.origins import beyond_the_end, find_origins, is_generator, is_kind
+from fpdiff.fingerprint.bisect.origins import (
+    beyond_the_end,
+    find_origins,
+    is_generator,
+    is_kind,
+    is_start,
+)
 from fpdiff.store.events import EventRows, one_piece
 from fpdiff.store.parquet import Known
 from fpdiff.store.run import RankRecord
@@ -34,6 +41,9 @@ _APART = ("metrics", "generator")
 """Groups that are not in the totals."""
 _WITHIN = (*PHASES, "loss", "parameters")
 """Groups that are: they can differ only where the totals do."""
+
+Content = tuple[str | int, ...]
+"""Which run, and what `Arm.content_of` returns."""
 
 Likeness = tuple[int, tuple[int, ...], bytes]
 """Step, numbers of events, and the digests in which ranks alike agree."""
@@ -105,6 +115,7 @@ class RankTier:
             far as step rows tell: what differs is the optimizer's phase, in the same digests in
             both runs and over the same structure. None where they do not tell.
         idle: by step, ops that differ and lead to nothing.
+        lasting: by step, what the next one that differs holds as its state.
         cut_short: which runs, "A" or "B", end within the last step compared, before the other.
         is_windowed: only some steps are compared.
         is_held: what was read is kept.
@@ -127,6 +138,7 @@ class RankTier:
         self.is_windowed = bool(steps)
         self.is_held = False
         self.idle: dict[int, int] = {}
+        self.lasting: dict[int, frozenset[Content]] = {}
         self.likeness: Likeness | None = None
         for source in self._sources:
             source.record.announce_steps()
@@ -173,6 +185,34 @@ class RankTier:
         """Return the first step in which an attribute of StepDifference is set."""
         found = self.differences.having(what)
         return int(found[0]) if len(found) else None
+
+    def is_unsure_of_parameters(self) -> bool:
+        """Return whether only events can tell in which step some parameter differs first."""
+        return self.first_with("parameters") != self.first_with("parameters_for_sure")
+
+    def first_with_other_parameters(self) -> int | None:
+        """Return the first step in which some parameter differs, not only their order.
+
+        Where an optimizer goes through them in another order, or only through its own, the events
+        have to tell. Parameters that differ once are taken to differ from then on.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        steps = self.differences.having("parameters").tolist()
+        certain = self.first_with("parameters_for_sure")
+        unsure = [step for step in steps if certain is None or step < certain]
+        if not unsure or self._has_other_parameters(unsure[0]):
+            return int(steps[0]) if steps else None
+        if certain is None and not self._has_other_parameters(unsure[-1]):
+            return None
+        place = bisect_left(unsure, 1, key=self._has_other_parameters)
+        return unsure[place] if place < len(unsure) else certain
+
+    def _has_other_parameters(self, step: int) -> bool:
+        found = _other_parameters(self.aligned(step))
+        self.release()
+        return found
 
     def differs_at_end(self) -> bool:
         """Return whether the last step compared differs in a way that counts."""
@@ -294,6 +334,7 @@ class RankTier:
         wanted = [name for group in names.values() for name in group]
         rows = [source.groups(wanted, steps) for source in self._sources if len(steps)]
         differs = {group: _differs(rows, columns, steps) for group, columns in names.items()}
+        reordered = _differs(rows, ["structure_parameters"] if has_structure else [], steps)
         evaluated = [_words(found.digests("content_eval", steps))[1] for found in rows]
         has_a, has_b = evaluated or [np.zeros(0, bool)] * 2
         only_evaluation = _only("eval", differs)
@@ -307,6 +348,7 @@ class RankTier:
             "evaluation": np.where(has_a == has_b, 0, np.where(has_a, 1, 2)).astype(np.int8),
             "loss": differs["loss"],
             "parameters": differs["parameters"],
+            "parameters_for_sure": differs["parameters"] & ~reordered,
             "backward": differs["backward"],
         }
 
@@ -384,6 +426,16 @@ def _words(column: pa.Array) -> tuple[npt.NDArray[np.uint64], Flags]:
     return digest_words(column), valid
 
 
+def _other_parameters(aligned: Aligned) -> bool:
+    """Return whether some parameter differs.
+
+    Where only one run's optimizer updated it, it being another rank's share say, the next step's
+    start tells.
+    """
+    differs = ~aligned.equal & aligned.having(is_kind("parameter"))
+    return bool((differs & (aligned.paired | aligned.having(is_start))).any())
+
+
 def _event_difference(aligned: Aligned) -> StepDifference:
     different = ~aligned.equal & ~beyond_the_end(aligned)
     findings = find_origins(aligned)
@@ -391,12 +443,14 @@ def _event_difference(aligned: Aligned) -> StepDifference:
     def kind(name: str) -> bool:
         return bool((different & aligned.having(is_kind(name))).any())
 
+    parameters = _other_parameters(aligned)
     only_a = findings.num_evaluations and (different & (aligned.index_b < 0)).any()
     return StepDifference(
         any=bool(findings),
         evaluation="" if not findings.num_evaluations else "A" if only_a else "B",
         loss=kind("loss"),
-        parameters=kind("parameter"),
+        parameters=parameters,
+        parameters_for_sure=parameters,
         metrics=kind("metric"),
         generator=bool((different & aligned.having(is_generator)).any()),
         backward=kind("local_gradient"),

@@ -38,6 +38,11 @@ class IdentityTable(Generic[V]):
 
         entries[key] = (weakref.ref(one, forget), value)
 
+    def drop(self, one: object) -> None:
+        """Forget an object, if it has a value."""
+        if one in self:
+            del self._entries[id(one)]
+
     def clear(self) -> None:
         """Drop every entry."""
         self._entries.clear()

@@ -274,6 +274,11 @@ class Recorder:
             self._write_info()
         self.boundary_due = not self._explicit_steps
 
+    def is_untrained(self) -> bool:
+        """Return whether no backward pass has been seen yet."""
+        is_first = self.step == self.settings.first_step
+        return is_first and self.backward_first_seq <= self.events.first_seq
+
     def microbatch_outside(self) -> int:
         """Return the microbatch of what runs outside of modules and backward passes.
 

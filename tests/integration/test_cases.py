@@ -20,7 +20,7 @@ CASES = TESTS / "cases"
 EXPECTED = json.loads((CASES / "expect.json").read_text())
 
 # Those that this rung must get right in full.
-IN_FULL = {"06", "10", "12", "18", "20", "21", "29", "32", "34"}
+IN_FULL = {"06", "10", "12", "18", "20", "21", "29", "32", "34", "75"}
 
 # The others' first origin: ops and what only ops can tell apart are not known here.
 AT_LAYER: dict[str, dict[str, Any]] = {
@@ -34,6 +34,11 @@ AT_LAYER: dict[str, dict[str, Any]] = {
     "45": {"step": 2, "rank": 1, "module": "bn", "class": "state", "component": "buffer"},
     "46": {"step": 0, "rank": 0, "phase": "optimizer", "module": "norm", "class": "collective"},
     "61": {"step": 1, "rank": 0, "module": "bn", "class": "state", "component": "buffer"},
+    "72": {"step": 0, "rank": 0, "phase": "forward", "module": "att", "class": "computation"},
+    "73": {"step": 1, "rank": 0, "phase": "init", "module": "~Sequential.0", "class": "state"},
+    "74": {"step": 2, "rank": 0, "phase": "forward", "class": "structure"},
+    "76": {"step": 0, "rank": 0, "phase": "backward", "module": "cut", "class": "computation"},
+    "77": {"step": 0, "rank": 0, "phase": "optimizer", "class": "collective"},
 }
 HARMLESS = {"24", "67"}  # Only collectives and ops differ, which this rung does not see.
 NEEDS_TWO_CORES = "01"  # And luck: a race of threads that did not happen is no difference.

@@ -23,7 +23,7 @@ from fpdiff.fingerprint.record.events.prelude import FIRST
 from fpdiff.fingerprint.record.events.sitetable import Point, SiteTable
 from fpdiff.fingerprint.record.events.stepwriter import StepWriter
 from fpdiff.fingerprint.record.ops.devicekernels import DeviceKernels
-from fpdiff.fingerprint.record.ops.writers import Writers
+from fpdiff.fingerprint.record.ops.writers import HOLE, Writers
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.standing import Standing
 from fpdiff.store.columns import EventColumns
@@ -239,6 +239,11 @@ class StepEvents:
             # At this rung it is known which events a tensor comes from.
             if settled := [seq for seq in sources.seqs if seq < FIRST]:
                 reads, span = settled, 0
+            if sources.has_hole and settled and not point.op:
+                hole = point._replace(kind="uninitialised")
+                seq = self.emit(hole, HOLE, microbatch, tensor.dtype, tensor.shape, reads, span)
+                self.writers.put(memory, seq, is_hole=True)
+                reads = [*reads, seq]
             # A small tensor is digested anew, which shows writes that no op made.
             if trust and memory.extent_bytes > SMALL_BYTES and not self._rehash:
                 known = self.writers.digest_of(memory)

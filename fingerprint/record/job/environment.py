@@ -101,6 +101,7 @@ def _deciding() -> Iterator[tuple[str, Any]]:
     yield "float32_matmul_precision", torch.get_float32_matmul_precision()
     yield "default_dtype", str(torch.get_default_dtype())
     yield "mkldnn", bool(torch.backends.mkldnn.enabled)
+    yield "flush_denormal", sys.float_info.min / 2 == 0
     yield "devices", _devices()
     yield from _cuda_flags()
     for name in _LIBRARIES:

@@ -102,6 +102,8 @@ class ModuleHooks:
         if not recorder.begin():
             return False
         recorder.optimizer.interrupt()
+        if recorder.is_untrained() and recorder.names.take_over(module):
+            recorder.state.rename(module)
         recorder.names.adopt(module)
         root = recorder.names.root_of(module)
         if root is not None:

@@ -2,7 +2,8 @@
 
 The first module called at the top level that has a trainable parameter is *the* root, path "".
 Every other one called at the top level (a loss, a transform, a teacher) is named `~Class`, the
-second of its class `~Class.2`. Wrappers add nothing to a path: a model inside DDP is called what
+second of its class `~Class.2`. A part of the root may be called before the root itself is, in a
+constructor that tries it out for instance: then the root takes over. Wrappers add nothing to a path: a model inside DDP is called what
 it is called outside.
 """
 
@@ -60,6 +61,21 @@ class Names:
         self._roots.append(weakref.ref(root))
         return True
 
+    def take_over(self, root: nn.Module) -> bool:
+        """Make a module *the* root if the one that was taken for it is a part; return whether so.
+
+        What lies in it is named anew.
+        """
+        if root in self._paths or root in self._wrappers or _unwrapped(root) in self._paths:
+            return False
+        parts = set(map(id, root.modules()))
+        inner = [part for part in self.roots() if id(part) in parts]
+        if not any(self._paths.get(part) == "" for part in inner):
+            return False
+        self._name_tree(root, "", anew=True)
+        self._roots = [weakref.ref(r) for r in (root, *self.roots()) if r not in inner]
+        return True
+
     def path(self, module: nn.Module, parent: str) -> str:
         """Return a module's path; one added since its root was named is looked for anew."""
         path = self._paths.get(module)
@@ -95,7 +111,7 @@ class Names:
         count = self._labels[label]
         return label if count == 1 else f"{label}.{count}"
 
-    def _name_tree(self, root: nn.Module, path: str) -> None:
+    def _name_tree(self, root: nn.Module, path: str, *, anew: bool = False) -> None:
         todo: list[tuple[nn.Module, str]] = [(root, path)]
         seen = set()
         while todo:
@@ -103,12 +119,12 @@ class Names:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            if self.root_of(module) is None:
+            if anew or self.root_of(module) is None:
                 self._root_of.put(module, weakref.ref(root))
             wrapped = _wrapped(module)
             if wrapped is not None:
                 self._wrappers.put(module, True)
-            if (wrapped is None or is_compiled(module)) and module not in self._paths:
+            if (wrapped is None or is_compiled(module)) and (anew or module not in self._paths):
                 self._paths.put(module, path)
             children = [(c, n) for n, c in module._modules.items() if c is not None]
             # Reversed, since the last one pushed is named first: a shared module gets the first
@@ -130,6 +146,12 @@ def below(path: str, parent: str) -> str:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether a module is what torch.compile made of another."""
     return _COMPILED in module._modules
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while (wrapped := _wrapped(module)) is not None:
+        module = wrapped
+    return module
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ class Call:
         return Point(phase, kind, module, module_class, call, slot, op, members)
 
     def reads_of(self, index: int | None) -> list[int]:
-        """Return what the nth element of what it makes has read, in program order."""
+        """Return what the nth element of what it makes has read, in the order of the arguments."""
         if not self.by_element:
-            return sorted(set(self.reads)) if len(self.reads) > 1 else self.reads.copy()
+            return list(dict.fromkeys(self.reads)) if len(self.reads) > 1 else self.reads.copy()
         if index is None:
-            return sorted({*self.reads, *(s for own in self.by_element.values() for s in own)})
-        return sorted({*self.reads, *self.by_element.get(index, ())})
+            return list(dict.fromkeys(chain(self.reads, *self.by_element.values())))
+        return list(dict.fromkeys(chain(self.reads, self.by_element.get(index, ()))))
 
 
 class RunningCalls(threading.local):

@@ -31,6 +31,7 @@ from fpdiff.fingerprint.record.ops.call import Call, RunningCalls
 from fpdiff.fingerprint.record.ops.collectives import CollectiveRecorder
 from fpdiff.fingerprint.record.ops.schema import OpSchema, describe
 from fpdiff.fingerprint.record.ops.values import Argument, results, shown, split
+from fpdiff.fingerprint.record.ops.writers import HOLE
 from fpdiff.fingerprint.record.quiet import stop_after
 from fpdiff.fingerprint.record.recorder import Recorder
 
@@ -41,8 +42,6 @@ _MAX_ARGUMENTS = 10_000
 """So many different arguments of ops are remembered."""
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-
-_HOLE = digest_bytes(b"memory that no op has written")
 
 
 class OpMode(TorchDispatchMode):
@@ -312,7 +311,7 @@ class OpRecorder:
             earlier = self.writers.sources(view).seqs if first else []
             if sources.has_hole:
                 point = call.at("uninitialised", slot)
-                seq = self.emit(call, point, _HOLE, tensor, seqs, earlier)
+                seq = self.emit(call, point, HOLE, tensor, seqs, earlier)
                 self.writers.put(view, seq, is_hole=True)
             elif (digest := self.digest(tensor, view)) is not None:
                 point = call.at("input", slot)

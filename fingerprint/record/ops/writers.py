@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from fpdiff.fingerprint.digest.host import PlainView
+from fpdiff.fingerprint.digest.host import PlainView, digest_bytes
 from fpdiff.fingerprint.digest.storages import StorageTable
 
 Where = tuple[object, ...]
 Ranges = Sequence[tuple[int, int]]
 """Half-open ranges of bytes."""
+
+HOLE = digest_bytes(b"memory that no op has written")
 
 _NO_VIEWS: dict[Where, int] = {}
 """Shared by all storages that have none; never written."""

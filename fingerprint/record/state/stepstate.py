@@ -37,6 +37,7 @@ class StateRecorder:
         self._held_seqs: dict[int, list[int]] = {}
         self._recorded: IdentityTable[bool] = IdentityTable()  # roots, in this step
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
+        self._begins: IdentityTable[bool] = IdentityTable()  # roots that were new when called
         self._last_step = -1
         self._in_use_since = 0
         self._places: IdentityTable[Place] = IdentityTable()
@@ -68,13 +69,25 @@ class StateRecorder:
         """Note that a root was called in a step.
 
         A root that was not called in the step before begins something new: what was in use until
-        then no longer is.
+        then no longer is. A metric or a teacher begins nothing, nor does the evaluation of an
+        average, or of a whole of which the parts are in use.
         """
         before = self._called.get(root)
-        if step != self._last_step:
+        trained = (parameter for parameter in root.parameters() if parameter.requires_grad)
+        if before is None and any(self._places.get(parameter) is None for parameter in trained):
+            self._begins.put(root, True)
+        is_trained = any(parameter.requires_grad for parameter in root.parameters())
+        begins = is_trained and (torch.is_grad_enabled() or root in self._begins)
+        if step != self._last_step and begins:
             self._last_step = step
             self._in_use_since = step if before is None or before < step - 1 else step - 1
         self._called.put(root, step)
+
+    def rename(self, root: nn.Module) -> None:
+        """Forget what a root's parameters were called: it was named anew."""
+        self.module_reads.clear()
+        for parameter in root.parameters():
+            self._places.drop(parameter)
 
     def _roots_in_use(self) -> list[nn.Module]:
         """Return the roots in use at the start of the step, and copies never called.

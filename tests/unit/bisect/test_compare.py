@@ -144,13 +144,20 @@ PLANTED: dict[str, tuple[Callable[[list[Ev]], object], str, str | None, tuple[st
         ("forward", "l0", "output", "out.0"),
     ),
     "order": (
-        swap("norm.mean", "l0.exp_avg"),
+        swap("l0.out", "draw"),
         "structure",
         None,
-        ("init", "norm", "buffer", "mean"),
+        ("forward", "l0", "output", "out.0"),
     ),
     "overwritten": (rewrite, "unseen-producer", None, ("forward", "l1", "rewrite", "arg.0")),
 }
+
+
+def test_the_order_in_which_state_is_listed_is_no_divergence(tmp_path: Path) -> None:
+    a = Job().arm(tmp_path / "a")
+    b = Job(edit=at(None, None, swap("norm.mean", "l0.exp_avg"))).arm(tmp_path / "b")
+    verdict = verdict_of(a, b)
+    assert (verdict.verdict, verdict.effects.parameters) == ("identical", None)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -431,32 +438,21 @@ def test_at_rung_step_a_generator_explains_the_loss(tmp_path: Path) -> None:
     assert "generator torch.cpu" in origin.summary
 
 
-@pytest.mark.parametrize(
-    ("level", "says"),
-    [
-        (
-            "layer",
-            "collectives outside the model differ in step 2: what read them is not recorded at",
-        ),
-        ("op", "operators outside the model differ in step 2, and lead to no other difference"),
-    ],
-)
-def test_what_led_to_nothing_is_noted_as_far_as_it_is_known(
-    tmp_path: Path, level: str, says: str
-) -> None:
+@pytest.mark.parametrize(("level", "what"), [("layer", "collectives"), ("op", "operators")])
+def test_what_led_to_nothing_is_noted(tmp_path: Path, level: str, what: str) -> None:
     def edit(value: int) -> Edit:
         def send(events: list[Ev]) -> None:
-            sent = ev(
-                "s", "sent", "", "x", phase="other", value=value, op="c10d.allreduce_", members="0"
-            )
-            events.append(sent)
+            place = {"phase": "other", "op": "c10d.allreduce_", "members": "0"}
+            events.append(ev("s", "sent", "", "x", value=value, **place))
 
         return at(2, 0, send)
 
     a = Job(edit=edit(1), level=level).arm(tmp_path / "a")
     verdict = verdict_of(a, Job(edit=edit(2), level=level).arm(tmp_path / "b"))
-    assert (verdict.verdict, len(verdict.notes)) == ("identical", 1)
-    assert says in verdict.notes[0]
+    assert verdict.verdict == "identical"
+    assert verdict.notes == [
+        f"{what} outside the model differ in step 2, and lead to no other difference"
+    ]
 
 
 def log(events: list[Ev], name: str, value: float) -> None:
@@ -501,6 +497,28 @@ def test_what_is_equal_of_a_batch_is_evidence(tmp_path: Path) -> None:
     [origin] = verdict_of(a, Job(edit=at(2, 0, other)).arm(tmp_path / "b"), steps=((2, 3),)).origins
     assert (origin.class_, origin.slot) == ("data", "arg.ids")
     assert origin.evidence == ["equal in this batch: arg.0, arg.mask"]
+
+
+def test_a_batch_of_another_microbatch_is_found(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            one, other = find(events, "batch"), find(events, "batch#1")
+            one.value, other.value = other.value, one.value
+
+    origin = diverged(tmp_path, edit, microbatches=2).origins[0]
+    assert origin.class_ == "data"
+    assert origin.evidence == ["microbatch 0 of B has the batch of microbatch 1 of A"]
+
+
+def test_a_batch_of_another_rank_is_found(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 1:
+            find(events, "batch").value = ("batch", step, 1 - rank, 0)
+
+    origins = diverged(tmp_path, edit, ranks=[0, 1]).origins
+    assert [(o.class_, o.evidence) for o in origins] == [
+        ("data", [f"rank {rank} of B has the batch of rank {1 - rank} of A"]) for rank in (0, 1)
+    ]
 
 
 def test_a_shifted_batch_is_found(tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def test_a_flag_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe()["decides.deterministic_algorithms"] is False
 
 
+def test_denormals_that_are_flushed_are_seen() -> None:
+    before = describe()["decides.flush_denormal"]
+    if not torch.set_flush_denormal(not before):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        assert describe()["decides.flush_denormal"] is not before
+    finally:
+        torch.set_flush_denormal(before)
+
+
 def test_only_variables_that_decide_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setenv("TORCH_HOME", "/somewhere")

@@ -28,6 +28,25 @@ def test_other_roots_are_named_after_their_class() -> None:
     assert paths == ["~ReLU", "", "~MSELoss", "~Linear", "~ReLU.2", "~ReLU.3"]
 
 
+def test_the_root_takes_over_from_a_part_that_was_called_before_it() -> None:
+    part, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    names, _ = named(part)
+    whole = nn.Sequential(nn.ReLU(), nn.Sequential(part))
+    assert not names.take_over(other) and not names.take_over(part)
+    assert names.take_over(whole)
+    assert names.roots() == [whole] and names.root_of(part) is whole
+    assert list(dict(names.modules(whole))) == ["", "0", "1", "1.0"]
+    assert not names.adopt(whole) and not names.take_over(whole)
+
+
+def test_a_wrapper_takes_nothing_over() -> None:
+    part = nn.Linear(1, 1)
+    names, _ = named(part)
+    assert not names.take_over(checkpoint_wrapper(part))
+    assert names.take_over(checkpoint_wrapper(nn.Sequential(part)))
+    assert names.path(part, "") == "0"
+
+
 def test_a_frozen_root_is_not_the_main_one() -> None:
     names = Names()
     teacher, student = nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)
