@@ -357,8 +357,7 @@ class Describer:
         sites = [aligned.site(other) for other in np.flatnonzero(same & aligned.equal).tolist()]
         call = ("phase", "module", "call")
         names = [s["slot"] for s in sites if all(s[name] == own[name] for name in call)]
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        return [f"equal in this batch: {', '.join(names[:_MAX_NAMES])}{more}"] if names else []
+        return [f"equal in this batch: {_listed(names)}"] if names else []
 
     def _other_microbatch(self, row: int) -> str | None:
         """Say in which microbatch of A's step the batch of B was seen, if in any."""

@@ -69,7 +69,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, end_on_sigterm)
         try:
             print("waiting", flush=True)
-            time.sleep(60)
+            for _ in range(600):  # A signal just before a sleep does not end it.
+                time.sleep(0.1)
         except KeyboardInterrupt:
             print("got SIGINT", flush=True)
             sys.exit(5)

@@ -115,6 +115,7 @@ def test_what_is_only_passed_on_reads_what_made_it(run: Path) -> None:
 
 
 def test_an_in_place_module_gives_what_it_wrote(run: Path) -> None:
+    torch.manual_seed(0)  # Else there may be nothing for it to write.
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     with recorded(run) as events:
         model(X).sum().backward()
