@@ -4,8 +4,9 @@ Logical means: the elements in row-major order of the tensor's own indices, what
 with conjugate and negative bits resolved. Equal digests mean equal bits: +0 and -0 differ, and so
 do two NaNs with other payloads. Shape and dtype are not mixed in; a site records them beside it.
 
-A tensor that is made of several (sparse, quantized, nested, a wrapper subclass) is digested part by part;
-its digest is that of the parts' digests in a fixed order. A distributed tensor is its local shard.
+A tensor that is made of several (sparse, quantized, nested, a wrapper subclass) is digested part by
+part; its digest is that of the parts' digests in a fixed order. A distributed tensor is its local
+shard.
 """
 
 import ctypes

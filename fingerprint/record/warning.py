@@ -1,4 +1,4 @@
-"""Warnings that cannot harm the program, even where it turns warnings into errors or shows them itself."""
+"""Warnings that cannot harm the program, even where it makes errors of them or shows them itself."""
 
 import sys
 import warnings

@@ -3,8 +3,8 @@
 The first module called at the top level that has a trainable parameter is *the* root, path "".
 Every other one called at the top level (a loss, a transform, a teacher) is named `~Class`, the
 second of its class `~Class.2`. A part of the root may be called before the root itself is, in a
-constructor that tries it out for instance: then the root takes over. Wrappers add nothing to a path: a model inside DDP is called what
-it is called outside.
+constructor that tries it out for instance: then the root takes over. Wrappers add nothing to a
+path: a model inside DDP is called what it is called outside.
 """
 
 import weakref
