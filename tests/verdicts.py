@@ -1,4 +1,4 @@
-"""Verdicts made up for tests of what renders them."""
+"""Verdicts made up for tests of what renders them, and what tests look at in real ones."""
 
 from typing import Any
 
@@ -99,3 +99,12 @@ def verdict(**changes: Any) -> Verdict:
         "rank_steps": [rank_step()],
     }
     return Verdict(**(fields | changes))
+
+
+def only(verdict: Verdict) -> Origin:
+    assert [o.summary for o in verdict.origins[1:]] == []
+    return verdict.origins[0]
+
+
+def place(origin: Origin) -> tuple[int, str, str, str | None, str]:
+    return origin.step, origin.phase, origin.module, origin.op, origin.class_
