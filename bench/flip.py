@@ -183,7 +183,10 @@ def judge(a: Path, b: Path, fault: Fault) -> tuple[str, str]:
     verdict = fpdiff.compare(a, b)
     if verdict.verdict != "diverged":
         return "missed", verdict.summary
-    if len(verdict.origins) != 1:
+    calls = {
+        (o.rank, o.step, o.phase, o.module, o.op, o.call, o.occurrence) for o in verdict.origins
+    }
+    if len(calls) != 1:
         return "more than one origin", "; ".join(o.summary for o in verdict.origins[:4])
     origin = verdict.origins[0]
     for name in ("rank", "step", "phase", "module", "op", "occurrence"):

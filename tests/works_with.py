@@ -33,10 +33,12 @@ class Row:
         title: what it is, for the table.
         script: file in programs/works_with/; `case` is the name of one of its functions.
         op: where a bit is flipped: the first call of this op in `module`, `phase` and `step` on
-            `rank`. None if the case itself plants the fault, told the step by the variable FAULT.
+            `rank`. None if the case itself plants the fault, told the step by the variable FAULT;
+            `as_op` is what then is named at the rung op.
         at_layer: what is named at the rung layer, if not module and phase of the op.
         no: columns that do not hold, and why.
         says: a blind spot that the recorder must count.
+        has_hooks: the optimizer fires hooks, so that `fpdiff verify` can watch its steps.
         note: for the table.
     """
 
@@ -44,6 +46,7 @@ class Row:
     script: str
     case: str
     op: str | None = None
+    as_op: str | None = None
     module: str = ""
     phase: str = "forward"
     step: int = 1
@@ -52,6 +55,7 @@ class Row:
     num_ranks: int = 1
     no: Mapping[str, str] = field(default_factory=dict)
     says: str | None = None
+    has_hooks: bool = True
     note: str = ""
 
     @property
@@ -129,12 +133,13 @@ class Recordings:
         """The columns that do not hold, with what was found instead."""
         row, fault = self.row, self.fault()
         at_layer = dataclasses.replace(fault, **{"op": None, "occurrence": 0, **row.at_layer})
+        at_op = dataclasses.replace(fault, op=row.op or row.as_op)
         found = {
             "layer": _unrecorded(self.run("layer a"), row),
             "op": _unrecorded(self.run("op a"), row),
             "twins": "; ".join(_twins(self)),
             "fault at layer": self._misjudged("layer", at_layer),
-            "fault at op": self._misjudged("op", fault),
+            "fault at op": self._misjudged("op", at_op),
             "bits": "; ".join(_changed(self)),
         }
         return {column: text for column, text in found.items() if text}
@@ -185,6 +190,8 @@ def _changed(recordings: Recordings) -> list[str]:
     for name in ("layer a", "op a", "op b"):
         if recordings.output(name) != bare:
             changed.append(f"{name}: {recordings.output(name)} instead of {bare}")
+        if not recordings.row.has_hooks:
+            continue
         own, other = (recordings.folder / f"{one} watched" for one in ("bare", name))
         assert list(own.iterdir()), "no optimizer of torch stepped"
         if (difference := first_difference(own, other, recordings.run(name))) is not None:

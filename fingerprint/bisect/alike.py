@@ -19,8 +19,13 @@ _OF_PARAMETERS = frozenset(("parameter", "master", "local_gradient", "reduced_gr
 _OF_MODULES = frozenset(("output", "gradient", "generator", "input"))
 """Kinds which, where no operator is known, are another thing in a module of another class."""
 
+_OF_CALLS = frozenset(("result", "written"))
+"""Kinds of which one call of an operator may have several, all of one cause."""
+
 _NAMED = _OF_PARAMETERS | {"buffer", "optimizer_state", "option", "scaler"}
 """Kinds of which a module may have several, told apart by their slots."""
+
+_CALL = ("phase", "module", "op", "call", "occurrence", "source")
 
 _HELD = re.compile(r"(?:optimizer\d+\.(?:group\d+\.\d+|stray)|[^.]*)\.(.*)")
 """What an optimizer holds for a parameter, or for a tensor of its own: the name goes before it."""
@@ -78,7 +83,7 @@ def _sort(site: Site) -> Hashable:
     """Return a site without its module, the name of its parameter, its call and its tensor."""
     kind, slot = site["kind"], site["slot"]
     of_module = site["op"] is None and kind in _OF_MODULES
-    if kind in _OF_PARAMETERS:
+    if kind in _OF_PARAMETERS or kind in _OF_CALLS:
         slot = ""
     elif kind == "optimizer_state" and (held := _HELD.fullmatch(slot)):
         slot = held[1]
@@ -99,8 +104,15 @@ def grouped(sorts: Iterable[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def name_of(site: Site) -> str:
-    """Return what tells an origin from the others of its group."""
+def names_of(sites: list[Site]) -> list[str]:
+    """Return what tells each origin of a group from the others of it."""
+    calls = {tuple(site[key] for key in _CALL) for site in sites}
+    if len(calls) == 1 and sites[0]["kind"] in _OF_CALLS:
+        return [str(site["slot"]) for site in sites]
+    return [_name_of(site) for site in sites]
+
+
+def _name_of(site: Site) -> str:
     module = str(site["module"])
     if site["kind"] in _NAMED and site["op"] is None:
         return f"{module}.{site['slot'].removeprefix('grad.')}".lstrip(".")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, name_of, patterns
+from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
 from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_collective
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
@@ -108,7 +108,7 @@ class Describer:
 
     def _together(self, members: list[Candidate], origins: list[int]) -> OriginGroup:
         sites = [self._aligned.site(candidate.row) for candidate in members]
-        names = [name_of(site) for site in sites]
+        names = names_of(sites)
         count, of = len(members), self._sorts.size(members[0].row)
         return OriginGroup(
             rank=self._found.rank,

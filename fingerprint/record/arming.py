@@ -13,8 +13,9 @@ from fpdiff.fingerprint.record import current
 from fpdiff.fingerprint.record.modules import rehearsal
 from fpdiff.fingerprint.record.modules.backward import GradientHooks
 from fpdiff.fingerprint.record.modules.hooks import ModuleHooks
-from fpdiff.fingerprint.record.ops import inductor, tritonpath
+from fpdiff.fingerprint.record.ops import tritonpath
 from fpdiff.fingerprint.record.ops.handles import HandleWatch
+from fpdiff.fingerprint.record.ops.inductor import GraphRecorder
 from fpdiff.fingerprint.record.ops.kernels import KernelRecorder
 from fpdiff.fingerprint.record.ops.mode import OpMode, OpRecorder
 from fpdiff.fingerprint.record.recorder import Recorder
@@ -57,8 +58,9 @@ def arm(settings: Settings) -> Callable[[], None]:
     clip = clipping._clip_grads_with_norm_
     clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
     script = current.script = ScriptCalls(recorder)
-    end_ops = _watch_ops(OpRecorder(recorder, gradients)) if recorder.collectives else None
-    ends = [rehearsal.pause_in(recorder), inductor.look_away(recorder)]
+    ops = OpRecorder(recorder, gradients)
+    end_ops = _watch_ops(ops) if recorder.collectives else None
+    ends = [rehearsal.pause_in(recorder), GraphRecorder(ops, optimizers).watch()]
 
     def disarm() -> None:
         if end_ops is not None:

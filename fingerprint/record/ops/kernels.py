@@ -24,7 +24,7 @@ from fpdiff.fingerprint.digest.host import PlainView, look
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.ops.call import Call
 from fpdiff.fingerprint.record.ops.mode import OpRecorder
-from fpdiff.fingerprint.record.ops.schema import OpSchema
+from fpdiff.fingerprint.record.ops.schema import OpSchema, of_kernel
 from fpdiff.fingerprint.record.ops.values import Argument
 
 _NO_ARGUMENTS = frozenset({"grid", "warmup"})
@@ -184,7 +184,7 @@ class KernelRecorder:
         key = f"{function.__module__}.{function.__qualname__}"
         if key not in self._kernels:
             names = tuple(inspect.signature(function).parameters)
-            self._kernels[key] = _Kernel(_describe(function.__name__, names))
+            self._kernels[key] = _Kernel(of_kernel(f"triton.{function.__name__}", names))
         return self._kernels[key]
 
     # What a launch reads
@@ -241,28 +241,6 @@ class KernelRecorder:
         if view is not None:
             self._recorder.events.cache.forget(view)
             self._ops.writers.drop(view)
-
-
-def _describe(name: str, parameters: tuple[str, ...]) -> OpSchema:
-    """Return a kernel as if it were an operator."""
-    return OpSchema(
-        name=f"triton.{name}",
-        arguments=parameters,
-        writes=frozenset(),
-        ignores=frozenset(),
-        allocates=False,
-        is_view=False,
-        shows_arguments=True,
-        only_reshapes=False,
-        draws=False,
-        undefined=frozenset(),
-        returns_arguments=frozenset(),
-        by_element=False,
-        is_collective=False,
-        meets_others=False,
-        waits=False,
-        is_idle=False,
-    )
 
 
 def _split(

@@ -381,13 +381,22 @@ class OpRecorder:
 
     def _draw(self, call: Call, tensors: list[Argument], named: Mapping[str, Any]) -> None:
         """Record the state of the generator that an op is going to draw from."""
-        recorder = self.recorder
         device = tensors[0][3].device if tensors else named.get("device") or "cpu"
-        name, key, digest = generator_of(named.get("generator"), torch.device(device))
+        self.drawn(call, *generator_of(named.get("generator"), torch.device(device)))
+
+    def drawn(self, call: Call, name: str, key: object, state: bytes) -> None:
+        """Record the state in which a call found the generator that it draws from.
+
+        Args:
+            call: the call.
+            name: of the generator, as `generators.generator_of` tells it; `key` too.
+            state: digest of the state.
+        """
+        recorder = self.recorder
         before = self.op_events.draws.get(key)
         point = call.at("generator", name)
         reads = [] if before is None else [before]
-        seq = self.op_events.emit(point, call.occurrence, digest, call.microbatch, reads=reads)
+        seq = self.op_events.emit(point, call.occurrence, state, call.microbatch, reads=reads)
         self.op_events.draws[key] = seq
         if not recorder.between_steps:
             self.op_events.draws_in_call.append(seq)

@@ -106,3 +106,25 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
         waits=waits,
         is_idle=idle,
     )
+
+
+def of_kernel(name: str, arguments: tuple[str, ...]) -> OpSchema:
+    """Return what is known of a kernel, or of compiled code, as if it were an operator."""
+    return OpSchema(
+        name=name,
+        arguments=arguments,
+        writes=frozenset(),
+        ignores=frozenset(),
+        allocates=False,
+        is_view=False,
+        shows_arguments=True,
+        only_reshapes=False,
+        draws=False,
+        undefined=frozenset(),
+        returns_arguments=frozenset(),
+        by_element=False,
+        is_collective=False,
+        meets_others=False,
+        waits=False,
+        is_idle=False,
+    )

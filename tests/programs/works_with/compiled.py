@@ -1,7 +1,7 @@
 """Trains what torch compiles, with inductor; each case_* function compiles another part.
 
 Also prints what Dynamo counted. With FAULT=STEP set, the kernel inside the compiled region computes
-something else in that step, counted from 0.
+something else in that step, counted from 0; so does the one beside a compiled optimizer.
 """
 
 import os
@@ -42,6 +42,14 @@ class Inner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.second(scale(torch.tanh(self.first(x)).exp()))
+        return result
+
+
+class Scale(nn.Module):
+    """Has the kernel of the fault alone, to be run eagerly."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = scale(x)
         return result
 
 
@@ -88,6 +96,14 @@ def case_submodules() -> Iterable[Tensor]:
     net.inner = compiled
     net.head.compile()
     return counted(fit(net, square(net)))
+
+
+def case_optimizer() -> Iterable[Tensor]:
+    """Train eagerly, with an optimizer whose step is compiled whole: no hook fires in it."""
+    net = nn.Sequential(nn.Linear(4, 8), Scale(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01))
+    optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+    return counted(fit(net, square(net), optimizer))
 
 
 def case_function() -> Iterable[Tensor]:

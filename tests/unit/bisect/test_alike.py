@@ -7,7 +7,7 @@ import pytest
 from synthetic_runs import Ev, Job, at, diverged, ev, find, insert, remove, twist, verdict_of
 
 from fpdiff.fingerprint.bisect import attribute
-from fpdiff.fingerprint.bisect.alike import MAX_NAMES, _sort, grouped, name_of, patterns
+from fpdiff.fingerprint.bisect.alike import MAX_NAMES, _sort, grouped, names_of, patterns
 from fpdiff.fingerprint.bisect.verdict import Verdict
 
 SITE: dict[str, Any] = {
@@ -234,6 +234,8 @@ def test_other_weights_from_the_first_step_on_have_a_hint_of_their_own(tmp_path:
         ({"kind": "training_flag"}, {"module_class": "Net"}),
         ({"op": "aten.mm.default", "kind": "result"}, {"module_class": "Net", "occurrence": 3}),
         ({"kind": "output", "call": 1}, {"call": 2, "module": "a"}),
+        ({"op": "aten.var_mean", "kind": "result", "slot": "out.0"}, {"slot": "out.1"}),
+        ({"op": "aten._foreach_add_", "kind": "written", "slot": "self.0"}, {"slot": "self.7"}),
     ],
 )
 def test_what_differs_in_place_alone_is_of_a_sort(
@@ -269,7 +271,8 @@ def test_groups_keep_the_order() -> None:
 
 def test_names() -> None:
     def named(**changes: Any) -> str:
-        return name_of(SITE | changes)
+        (name,) = names_of([SITE | changes])
+        return name
 
     assert named() == "blocks.0.mlp.weight"
     assert named(kind="reduced_gradient", slot="grad.bias", module="") == "bias"
@@ -277,6 +280,13 @@ def test_names() -> None:
     op = {"op": "aten.lerp_.Scalar", "kind": "arguments"}
     assert named(**op, module="", source="train.py:9") == "train.py:9"
     assert named(**op, source="train.py:9") == "blocks.0.mlp"
+
+
+def test_what_one_call_made_is_told_apart_by_its_slots() -> None:
+    call = SITE | {"op": "aten.native_layer_norm_backward.default", "kind": "result"}
+    made = [call | {"slot": "out.1"}, call | {"slot": "out.2"}]
+    assert names_of(made) == ["out.1", "out.2"]
+    assert names_of([*made, made[0] | {"module": "norm"}]) == [*["blocks.0.mlp"] * 2, "norm"]
 
 
 def test_patterns() -> None:
