@@ -250,6 +250,7 @@ def _describe(name: str, parameters: tuple[str, ...]) -> OpSchema:
         arguments=parameters,
         writes=frozenset(),
         ignores=frozenset(),
+        ignores_where=None,
         allocates=False,
         is_view=False,
         shows_arguments=True,

@@ -65,6 +65,24 @@ class StateRecorder:
         for name, digest in generators.states():
             recorder.events.emit(Point("init", "generator", "", "", 0, name), digest)
 
+    def catch_up(self, optimizer: torch.optim.Optimizer) -> None:
+        """Emit what the first step starts from and was made after it had begun, before it is used.
+
+        A model that was tried out before its optimizer existed has begun the step. An optimizer that
+        steps and was not found shows it.
+        """
+        if not (self.step_settings.recorded and self.discovery.has_missed(optimizer)):
+            return
+        known = self.discovery.optimizers(self._in_use_since)
+        self.discovery.look_now(self.recorder.names)
+        for root in self._roots_in_use():
+            self.record_root(root)
+        for found in self.discovery.optimizers(self._in_use_since):
+            if found not in known:
+                self._record_masters(found[1])
+                self._record_held(found[1])
+        self.step_settings.record_found(self._in_use_since)
+
     def note_call(self, root: nn.Module, step: int) -> None:
         """Note that a root was called in a step.
 
