@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fpdiff.fingerprint.bisect.arm import Site
-from fpdiff.fingerprint.bisect.origins import is_batch
+from fpdiff.fingerprint.bisect.arm import Site, is_batch
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.fingerprint.catalogue import base_name
 

@@ -6,14 +6,13 @@ from sys import intern
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_batch, is_outside
 from fpdiff.fingerprint.bisect.classify import OUTSIDE, component_of, is_set_late
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
     blocks,
     find_origins,
-    is_batch,
     is_kind,
     sides,
 )
@@ -340,7 +339,10 @@ def _moves(aligned: Aligned, moved: Ints) -> tuple[Ints, Ints]:
 def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
-    return int(order > 0), int(aligned.microbatches[row]), order
+    arm, index = aligned.arm_of(row)
+    # What only one arm has may be numbered behind what it came before.
+    numbers = aligned.microbatches[row], arm.own_microbatch[index]
+    return int(order > 0), int(numbers[not aligned.paired[row]]), order
 
 
 def _buffer(site: Site) -> Place | None:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_outside
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_batch, is_outside
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,6 @@ def is_evaluation(site: Site) -> bool:
 def is_kind(*names: str) -> Callable[[Site], bool]:
     """Return the test whether a site is of one of some kinds; the same function each time."""
     return lambda site: bool(site["kind"] in names)
-
-
-def is_batch(site: Site) -> bool:
-    """Return whether a site is an argument of a root module."""
-    is_argument = site["op"] is None and site["slot"].startswith("arg.")
-    return bool(site["kind"] == "input" and is_argument)
 
 
 def _is_met(site: Site) -> bool:

@@ -199,7 +199,8 @@ def test_what_another_argument_rules_out_is_not_read(
 ) -> None:
     def body(self: Body, x: torch.Tensor) -> torch.Tensor:
         a = torch.arange(8.0).view(2, 4)
-        return x * self.weight + call(torch.empty, a).sum()  # type: ignore[operator]
+        made: torch.Tensor = call(torch.empty, a)  # type: ignore[operator]
+        return x * self.weight + made.sum()
 
     holes = run(tmp_path, body).pick(kind="uninitialised")
     assert [e.slot for e in holes] == ([] if unread else ["self"])
