@@ -41,9 +41,9 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do six kinds
+    What one run has beyond the end of a record that was cut off does not count, nor do seven kinds
     of difference: the state of a generator at step start (what a module drew from says where it
-    began to matter), logged numbers, training flags of modules that one run alone has (what they do
+    began to matter), what is listed again under the name that it goes by, logged numbers, training flags of modules that one run alone has (what they do
     tells), evaluation passes that only one run made and that left nothing which is read elsewhere,
     ops outside of all modules that nothing else read (a printed norm, a checkpoint), and where a
     tensor is met first.
@@ -55,7 +55,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     evaluations = _evaluations(aligned)
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
-    mismatched &= ~before_the_start(aligned)
+    mismatched &= ~before_the_start(aligned) & ~listed_again(aligned)
     mismatched &= aligned.paired | ~aligned.having(is_kind("training_flag"))
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
@@ -124,6 +124,11 @@ def is_start(site: Site) -> bool:
     return bool(site["phase"] == "init")
 
 
+def _is_own_tensor(site: Site) -> bool:
+    """Return whether a site is of a module's parameter or buffer, at the start of a step."""
+    return bool(site["phase"] == "init" and site["kind"] in ("parameter", "buffer"))
+
+
 def _is_of_optimizer(site: Site) -> bool:
     return bool(site["op"] is not None and site["phase"] == "optimizer")
 
@@ -158,6 +163,29 @@ def before_the_start(aligned: Aligned) -> Flags:
     if started[0] != started[1]:
         other = aligned.index_b if started[0] else aligned.index_a
         result = (other < 0) & aligned.having(is_kind("input")) & aligned.having(_is_op)
+    return result
+
+
+def listed_again(aligned: Aligned) -> Flags:
+    """Return the rows of what one arm alone lists as what a step starts from, and then otherwise named.
+
+    A part of a model that is tried out before the model is called is taken for the root, and its
+    parameters go by their own names until the model takes over.
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    for arm, index, other in (
+        (aligned.a, aligned.index_a, aligned.index_b),
+        (aligned.b, aligned.index_b, aligned.index_a),
+    ):
+        evaluated = np.flatnonzero(arm.sites.having(is_evaluation)[arm.site])
+        rows = np.flatnonzero((other < 0) & aligned.having(_is_own_tensor))
+        if not len(evaluated) or not len(rows):
+            continue
+        own = arm.sites.having(_is_own_tensor)[arm.site]
+        later = {arm.content_of(i) for i in np.flatnonzero(own).tolist() if i > evaluated[0]}
+        for row in rows.tolist():
+            i = int(index[row])
+            result[row] = i < evaluated[0] and arm.content_of(i) in later
     return result
 
 
