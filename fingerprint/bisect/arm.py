@@ -304,9 +304,9 @@ def is_outside(site: Site) -> bool:
 
 
 def is_batch(site: Site) -> bool:
-    """Return whether a site is an argument of a root module."""
+    """Return whether a site is an argument of a root module, and not of what is recomputed."""
     is_argument = site["op"] is None and site["slot"].startswith("arg.")
-    return bool(site["kind"] == "input" and is_argument)
+    return bool(site["kind"] == "input" and is_argument and site["phase"] != "recompute")
 
 
 def is_at_parameter(site: Site) -> bool:
