@@ -67,8 +67,9 @@ _SET_LATE = (
     " optimizer, a rate scaled by hand"
 )
 _NOT_OF_TORCH = (
-    "no operator made it: numpy, a number of the program's or a file did, or memory that nobody wrote"
-    " (np.empty); compare what it is made from, and the samplers if it is part of a batch"
+    "no operator that was recorded made it: numpy, a number of the program's or a file did, what ran"
+    " before a model was first called, or memory that nobody wrote (np.empty); compare what it is made"
+    " from, and the samplers if it is part of a batch"
 )
 _COLLECTIVES = ("c10d.", "_c10d_functional.")
 _EXCHANGED = (
@@ -158,15 +159,19 @@ def hint(
         return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
         return _AT_LAYER[kind]
-    if class_ == "structure" and op is not None and op.startswith(_COLLECTIVES):
-        return _EXCHANGED
     if class_ == "data" and op is not None:
         return _NOT_OF_TORCH
-    if class_ == "structure" and phase in _OF_PASSES:
-        return _OF_PASSES[phase]
-    if class_ == "structure" and (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
-        return _ADDED_TO
+    if class_ == "structure":
+        return _of_structure(op, kind, phase)
     return _HINTS.get(class_)
+
+
+def _of_structure(op: str | None, kind: str, phase: str) -> str:
+    if op is not None and op.startswith(_COLLECTIVES):
+        return _EXCHANGED
+    if (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
+        return _ADDED_TO
+    return _OF_PASSES.get(phase, _HINTS["structure"])
 
 
 def group_hint(component: str | None, count: int, of: int, *, is_start: bool) -> str | None:

@@ -68,7 +68,11 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
-    origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
+    origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
+    # What follows from the state explains none of it, though state may be listed after it was made.
+    state = mismatched & ~follows & aligned.having(is_start)
+    origin |= state & ~_read_by(aligned, mismatched & ~remade_otherwise)
+    origins = np.flatnonzero(origin)
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
@@ -124,6 +128,10 @@ def is_start(site: Site) -> bool:
     return bool(site["phase"] == "init")
 
 
+def _is_of_call(site: Site) -> bool:
+    return bool(site["phase"] in ("eval", "forward"))
+
+
 def _is_own_tensor(site: Site) -> bool:
     """Return whether a site is of a module's parameter or buffer, at the start of a step."""
     return bool(site["phase"] == "init" and site["kind"] in ("parameter", "buffer"))
@@ -177,15 +185,15 @@ def listed_again(aligned: Aligned) -> Flags:
         (aligned.a, aligned.index_a, aligned.index_b),
         (aligned.b, aligned.index_b, aligned.index_a),
     ):
-        evaluated = np.flatnonzero(arm.sites.having(is_evaluation)[arm.site])
+        called = np.flatnonzero(arm.sites.having(_is_of_call)[arm.site])
         rows = np.flatnonzero((other < 0) & aligned.having(_is_own_tensor))
-        if not len(evaluated) or not len(rows):
+        if not len(called) or not len(rows):
             continue
         own = arm.sites.having(_is_own_tensor)[arm.site]
-        later = {arm.content_of(i) for i in np.flatnonzero(own).tolist() if i > evaluated[0]}
+        later = {arm.content_of(i) for i in np.flatnonzero(own).tolist() if i > called[0]}
         for row in rows.tolist():
             i = int(index[row])
-            result[row] = i < evaluated[0] and arm.content_of(i) in later
+            result[row] = i < called[0] and arm.content_of(i) in later
     return result
 
 

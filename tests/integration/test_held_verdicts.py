@@ -180,6 +180,43 @@ def test_a_part_that_one_run_tried_in_a_constructor_is_no_difference(
 
 
 @pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_resumed_optimizer_was_loaded_with_after_its_model_was_tried_out(
+    tmp_path: Path, level: str, is_lost: bool
+) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(6, 8)).square().sum().backward()
+            optimizer.step()
+
+    hide_the_past()
+    torch.manual_seed(0)
+    with fpdiff.record(tmp_path / "A", level=level):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        train(model, optimizer, 2)
+        kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        train(model, optimizer, 2)
+    hide_the_past()
+    with fpdiff.record(tmp_path / "B", level=level, first_step=2):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        model.load_state_dict(kept[0])
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for entry in kept[1]["state"].values() if is_lost else ():
+            entry["exp_avg"].zero_()
+        optimizer.load_state_dict(kept[1])
+        train(model, optimizer, 2)
+    verdict = fpdiff.compare(tmp_path / "A", tmp_path / "B")
+    assert verdict.verdict == ("diverged" if is_lost else "identical")
+    assert {(o.step, o.component, o.slot.split(".")[1]) for o in verdict.origins} == (
+        {(2, "optimizer state", "exp_avg")} if is_lost else set()
+    )
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
 def test_two_models_that_train_in_another_order_are_no_other_weights(
     tmp_path: Path, level: str
 ) -> None:
