@@ -10,6 +10,7 @@ lens          compares what both runs recorded when their windows differ
 arm           one run's events of a step, as arrays
 align         the events of one step of both runs, side by side
 calls         which calls of operators are the same ones, where one run made more
+microbatches  those that one run has in front of those that both have
 origins       which mismatched events no mismatched event explains
 roots         whether another model is the root in the other run
 findings      what a rank's first differing step holds, in little

@@ -38,8 +38,8 @@ _UPDATE = (
 _AT_LAYER = {
     "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
     " the rung op records that",
-    "local_gradient": "compare what .grad held before this pass (zero_grad); if that is equal, run"
-    " with torch.use_deterministic_algorithms(True)",
+    "local_gradient": "compare what .grad held before this pass (zero_grad, a reduction that came too"
+    " early); if that is equal, run with torch.use_deterministic_algorithms(True)",
     "parameter": _UPDATE,
     "master": _UPDATE,
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
@@ -54,13 +54,27 @@ _REDUCED_OR_CHANGED = (
 )
 """For a gradient that is another one on several ranks where their optimizers got it."""
 
-_EVALUATED = (
-    "only one run ran the model without gradients here, and what that left was read later: a"
-    " batch norm's averages in training mode, a cache"
-)
+_OF_PASSES = {
+    "eval": "only one run ran the model without gradients here, and what that left was read later: a"
+    " batch norm's averages in training mode, a cache",
+    "recompute": "the runs recompute activations otherwise, or only one does: compare what is"
+    " checkpointed, and under what (autocast, generators, hooks)",
+}
+"""For a structure that differs in a pass which is not the training's forward."""
+
 _SET_LATE = (
     "something sets an option of the optimizer after the forward: a scheduler that steps before the"
     " optimizer, a rate scaled by hand"
+)
+_NOT_OF_TORCH = (
+    "no operator that was recorded made it: numpy, a number of the program's or a file did, what ran"
+    " before a model was first called, or memory that nobody wrote (np.empty); compare what it is made"
+    " from, and the samplers if it is part of a batch"
+)
+_COLLECTIVES = ("c10d.", "_c10d_functional.")
+_EXCHANGED = (
+    "the runs exchange other tensors here, or only one does: compare no_sync, parameters that no loss"
+    " uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
 )
 _ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
@@ -145,11 +159,19 @@ def hint(
         return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
         return _AT_LAYER[kind]
-    if class_ == "structure" and phase == "eval":
-        return _EVALUATED
-    if class_ == "structure" and (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
-        return _ADDED_TO
+    if class_ == "data" and op is not None:
+        return _NOT_OF_TORCH
+    if class_ == "structure":
+        return _of_structure(op, kind, phase)
     return _HINTS.get(class_)
+
+
+def _of_structure(op: str | None, kind: str, phase: str) -> str:
+    if op is not None and op.startswith(_COLLECTIVES):
+        return _EXCHANGED
+    if (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
+        return _ADDED_TO
+    return _OF_PASSES.get(phase, _HINTS["structure"])
 
 
 def group_hint(component: str | None, count: int, of: int, *, is_start: bool) -> str | None:

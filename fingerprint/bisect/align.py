@@ -10,6 +10,7 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Site, is_collective
 from fpdiff.fingerprint.bisect.calls import pair_at_parameters, pair_calls
+from fpdiff.fingerprint.bisect.microbatches import behind
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,15 @@ def align(a: Arm, b: Arm) -> Aligned:
     Equal sequences of keys pair by position. Else events pair by microbatch and key, those of ops
     as `pair_calls` says. Either way `pair_at_parameters` has the last word. What only one arm has is
     put where it would have come. Where one run's record starts (a resumed run against one that was
-    not interrupted), the other's ops before the step's first module are left out.
+    not interrupted), the other's ops before the step's first module are left out. Microbatches that one
+    arm has in front are numbered as the last ones.
     """
     if a.is_the_start != b.is_the_start:
         a, b = (arm if arm.is_the_start else arm.without_prelude() for arm in (a, b))
     index = np.arange(len(a), dtype=np.int64)
     if len(a) == len(b) and (a.key == b.key).all() and (a.microbatch == b.microbatch).all():
         return Aligned(a, b, index, pair_at_parameters(a, b, index))
+    a, b = behind(a, b)
     pair = pair_at_parameters(a, b, pair_calls(a, b, _pair(a, b)))
     is_only_b = np.ones(len(b), bool)
     is_only_b[pair[pair >= 0]] = False

@@ -95,6 +95,7 @@ class Arm:
         sites: the rank's sites; `site` holds each event's row in them.
         key: number of the site's key; `description` that of its dtype and shape.
         digest: as (events, 2) words, which compare faster than bytes.
+        microbatch: of each event, as they pair; `own_microbatch` as they were recorded.
         is_cut: the rank's record ends here, before the program ended the step.
     """
 
@@ -120,7 +121,7 @@ class Arm:
         self.table = table
         self.site = site
         self.seq = ints(table["seq"])
-        self.microbatch = ints(table["microbatch"])
+        self.microbatch = self.own_microbatch = ints(table["microbatch"])
         self.key = self.sites.key[site]
         self.description = self.sites.description[site]
         self.digest = digest_words(one_piece(table["digest"]))
@@ -139,6 +140,12 @@ class Arm:
         arm = copy(self)
         arm._all_seqs = self._all_seqs[self._all_seqs > self.seq[first - 1]]
         arm._take(self.table, self.site, np.arange(len(self)) >= first)
+        return arm
+
+    def with_microbatches(self, microbatch: Ints) -> "Arm":
+        """Return the arm with other numbers of microbatches."""
+        arm = copy(self)
+        arm.microbatch = microbatch
         return arm
 
     def __len__(self) -> int:
@@ -294,6 +301,12 @@ def digest_words(digests: pa.Array) -> npt.NDArray[np.uint64]:
 def is_outside(site: Site) -> bool:
     """Return whether a site is an op outside of the modules, the backward and the optimizer."""
     return bool(site["op"] is not None and site["phase"] == "other")
+
+
+def is_batch(site: Site) -> bool:
+    """Return whether a site is an argument of a root module, and not of what is recomputed."""
+    is_argument = site["op"] is None and site["slot"].startswith("arg.")
+    return bool(site["kind"] == "input" and is_argument and site["phase"] != "recompute")
 
 
 def is_at_parameter(site: Site) -> bool:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fpdiff.fingerprint.bisect.arm import Site
-from fpdiff.fingerprint.bisect.origins import is_batch
+from fpdiff.fingerprint.bisect.arm import Site, is_batch
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.fingerprint.catalogue import base_name
 
@@ -265,6 +264,8 @@ def described(site: Site) -> str:
         return _op_described(site)
     if is_batch(site):
         return f"the batch ({slot} of {where(site)})"
+    if kind == "input" and site["phase"] == "recompute" and slot.startswith("arg."):
+        return f"what the recomputation of {where(site)} was given ({slot})"
     gradient_of = f"{site['module']}.{slot.removeprefix('grad.')}".lstrip(".")
     by_kind = {
         "input": f"a tensor made by {where(site)} itself, passed on as {slot},",

@@ -267,9 +267,7 @@ def _evaluation_notes(tiers: Tiers, found: list[RankFindings]) -> list[str]:
     stories: dict[str, list[int]] = {}
     for rank, tier in tiers.items():
         for label, own in _evaluations(tier, end.get(rank)).items():
-            what = (
-                f"only {label} evaluated the model" if label else "one run evaluated the model more"
-            )
+            what = f"only {label} evaluated the model" if label else "evaluations differ"
             story = f"{what} in {steps_text(own)}; nothing else differs there"
             stories.setdefault(story, []).append(rank)
     return _told(stories, len(tiers))

@@ -10,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_collective
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -23,7 +23,7 @@ from fpdiff.fingerprint.bisect.classify import (
     of_other_root,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
-from fpdiff.fingerprint.bisect.origins import find_origins, is_batch
+from fpdiff.fingerprint.bisect.origins import find_origins
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
@@ -142,7 +142,7 @@ class Describer:
         return Origin(
             rank=self._found.rank,
             step=self._found.step,
-            microbatch=int(arm.microbatch[index]),
+            microbatch=int(arm.own_microbatch[index]),
             phase=site["phase"],
             module=site["module"],
             module_class=site["module_class"],

@@ -6,14 +6,13 @@ from sys import intern
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_outside
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_batch, is_collective, is_outside
 from fpdiff.fingerprint.bisect.classify import OUTSIDE, component_of, is_set_late
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
     blocks,
     find_origins,
-    is_batch,
     is_kind,
     sides,
 )
@@ -239,9 +238,11 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     counted[findings.mismatched] = True
     reduced = aligned.having(is_kind("reduced_gradient"))
     received = aligned.having(is_kind("received"))
+    collectives = _around_collectives(aligned, side, counted, fold)
     rows = findings.origins
     _, first = np.unique(np.where(side[rows] > 0, fold[rows], -1 - rows), return_index=True)
     rows = rows[np.sort(first)]
+    rows = np.array([collectives.get(int(fold[row]), row) for row in rows.tolist()], np.int64)
     sizes = np.bincount(fold[counted & (side > 0)], minlength=int(fold.max()) + 1)
     counts = np.where(side[rows] > 0, sizes[fold[rows]], 1)
     parts = [(rows, counts, False), (*_moves(aligned, findings.moved), True)]
@@ -259,6 +260,23 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
     ]
     return sorted(found, key=lambda c: (c.row, not c.moved))
+
+
+def _around_collectives(aligned: Aligned, side: Ints, counted: Flags, fold: Ints) -> dict[int, int]:
+    """Fold what only one run has of a reduction in the backward, and return its collective's row.
+
+    What a reducer does at each parameter before and after it, in a microbatch, is one finding, told
+    as the first collective.
+    """
+    found: dict[int, int] = {}
+    one_sided = counted & (side > 0) & aligned.having(_is_of_reducer)
+    for row in np.flatnonzero(one_sided & aligned.having(is_collective)).tolist():
+        microbatch, own = int(aligned.microbatches[row]), int(side[row])
+        number = len(fold) + 3 * microbatch + own
+        if number not in found:
+            found[number] = row
+            fold[one_sided & (side == own) & (aligned.microbatches == microbatch)] = number
+    return found
 
 
 def _batch_first(
@@ -340,7 +358,10 @@ def _moves(aligned: Aligned, moved: Ints) -> tuple[Ints, Ints]:
 def _begin(aligned: Aligned, row: int) -> tuple[int, ...]:
     phase = aligned.site(row)["phase"]
     order = _ORDER.index(phase) if phase in _ORDER else len(_ORDER)
-    return int(order > 0), int(aligned.microbatches[row]), order
+    arm, index = aligned.arm_of(row)
+    # What only one arm has may be numbered behind what it came before.
+    numbers = aligned.microbatches[row], arm.own_microbatch[index]
+    return int(order > 0), int(numbers[not aligned.paired[row]]), order
 
 
 def _buffer(site: Site) -> Place | None:
@@ -357,6 +378,11 @@ def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
 def _may_follow(site: Site) -> bool:
     """Return whether a site is of what may be divided by the number of microbatches, or set later."""
     return bool(site["kind"] in ("loss", "arguments")) or is_set_late(site)
+
+
+def _is_of_reducer(site: Site) -> bool:
+    """Return whether a site is of an op that runs in the backward, and for no module's call."""
+    return bool(site["op"] is not None and site["phase"] == "backward" and not site["module_class"])
 
 
 def _is_forward(site: Site) -> bool:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_outside
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_batch, is_outside
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do six kinds
+    What one run has beyond the end of a record that was cut off does not count, nor do seven kinds
     of difference: the state of a generator at step start (what a module drew from says where it
-    began to matter), logged numbers, training flags of modules that one run alone has (what they do
+    began to matter), what is listed again under the name that it goes by, logged numbers, training flags of modules that one run alone has (what they do
     tells), evaluation passes that only one run made and that left nothing which is read elsewhere,
     ops outside of all modules that nothing else read (a printed norm, a checkpoint), and where a
     tensor is met first.
@@ -55,7 +55,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     evaluations = _evaluations(aligned)
     quiet = aligned.having(is_quiet)
     mismatched = ~aligned.equal & ~quiet & ~evaluations & ~beyond_the_end(aligned)
-    mismatched &= ~before_the_start(aligned)
+    mismatched &= ~before_the_start(aligned) & ~listed_again(aligned)
     mismatched &= aligned.paired | ~aligned.having(is_kind("training_flag"))
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
@@ -68,7 +68,11 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
-    origins = np.flatnonzero(mismatched & ~follows & ~_read_by(aligned, mismatched))
+    origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
+    # What follows from the state explains none of it, though state may be listed after it was made.
+    state = mismatched & ~follows & aligned.having(is_start)
+    origin |= state & ~_read_by(aligned, mismatched & ~remade_otherwise)
+    origins = np.flatnonzero(origin)
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
@@ -101,12 +105,6 @@ def is_kind(*names: str) -> Callable[[Site], bool]:
     return lambda site: bool(site["kind"] in names)
 
 
-def is_batch(site: Site) -> bool:
-    """Return whether a site is an argument of a root module."""
-    is_argument = site["op"] is None and site["slot"].startswith("arg.")
-    return bool(site["kind"] == "input" and is_argument)
-
-
 def _is_met(site: Site) -> bool:
     """Return whether a site is of a tensor that no event made, and that is no root's argument."""
     return site["kind"] == "input" and not is_batch(site)
@@ -128,6 +126,15 @@ def _is_noted_anywhere(site: Site) -> bool:
 def is_start(site: Site) -> bool:
     """Return whether a site is of what a step starts from."""
     return bool(site["phase"] == "init")
+
+
+def _is_of_call(site: Site) -> bool:
+    return bool(site["phase"] in ("eval", "forward"))
+
+
+def _is_own_tensor(site: Site) -> bool:
+    """Return whether a site is of a module's parameter or buffer, at the start of a step."""
+    return bool(site["phase"] == "init" and site["kind"] in ("parameter", "buffer"))
 
 
 def _is_of_optimizer(site: Site) -> bool:
@@ -164,6 +171,29 @@ def before_the_start(aligned: Aligned) -> Flags:
     if started[0] != started[1]:
         other = aligned.index_b if started[0] else aligned.index_a
         result = (other < 0) & aligned.having(is_kind("input")) & aligned.having(_is_op)
+    return result
+
+
+def listed_again(aligned: Aligned) -> Flags:
+    """Return the rows of what one arm alone lists as what a step starts from, and then otherwise named.
+
+    A part of a model that is tried out before the model is called is taken for the root, and its
+    parameters go by their own names until the model takes over.
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    for arm, index, other in (
+        (aligned.a, aligned.index_a, aligned.index_b),
+        (aligned.b, aligned.index_b, aligned.index_a),
+    ):
+        called = np.flatnonzero(arm.sites.having(_is_of_call)[arm.site])
+        rows = np.flatnonzero((other < 0) & aligned.having(_is_own_tensor))
+        if not len(called) or not len(rows):
+            continue
+        own = arm.sites.having(_is_own_tensor)[arm.site]
+        later = {arm.content_of(i) for i in np.flatnonzero(own).tolist() if i > called[0]}
+        for row in rows.tolist():
+            i = int(index[row])
+            result[row] = i < called[0] and arm.content_of(i) in later
     return result
 
 

@@ -26,6 +26,7 @@ from fpdiff.fingerprint.bisect.origins import (
     is_generator,
     is_kind,
     is_start,
+    listed_again,
 )
 from fpdiff.store.events import EventRows, one_piece
 from fpdiff.store.parquet import Known
@@ -432,7 +433,7 @@ def _other_parameters(aligned: Aligned) -> bool:
     Where only one run's optimizer updated it, it being another rank's share say, the next step's
     start tells.
     """
-    differs = ~aligned.equal & aligned.having(is_kind("parameter"))
+    differs = ~aligned.equal & aligned.having(is_kind("parameter")) & ~listed_again(aligned)
     return bool((differs & (aligned.paired | aligned.having(is_start))).any())
 
 

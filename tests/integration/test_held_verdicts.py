@@ -115,11 +115,11 @@ def test_a_gradient_that_is_written_in_part_is_uninitialised(tmp_path: Path) -> 
 class Tried(nn.Module):
     """Tries a part of itself in its constructor, to know a size."""
 
-    def __init__(self, *, with_grad: bool) -> None:
+    def __init__(self, *, with_grad: bool = False, tries: bool = True) -> None:
         super().__init__()
         self.conv = nn.Conv1d(2, 3, 3)
         with torch.set_grad_enabled(with_grad):
-            size = self.conv(torch.zeros(1, 2, 8)).numel()
+            size = self.conv(torch.zeros(1, 2, 8)).numel() if tries else 18
         self.out = nn.Linear(size, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -152,6 +152,68 @@ def test_a_part_that_was_tried_in_a_constructor_is_not_the_root(
     updated = [s for s in sites if (s["kind"], s["phase"]) == ("parameter", "optimizer")]
     places = {(site["module"], site["slot"]) for site in updated}
     assert places == {(m, n) for m in ("conv", "out") for n in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("tries", ["A", "B"])
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_part_that_one_run_tried_in_a_constructor_is_no_difference(
+    tmp_path: Path, level: str, tries: str, differs: bool
+) -> None:
+    for arm in ("A", "B"):
+        hide_the_past()
+        with fpdiff.record(tmp_path / arm, level=level):
+            torch.manual_seed(int(differs and arm == "B"))
+            model = Tried(tries=arm == tries)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(4, 2, 8)).sum().backward()
+                optimizer.step()
+    verdict = fpdiff.compare(tmp_path / "A", tmp_path / "B")
+    if differs:
+        told = [(o.step, o.module, o.slot, o.summary.split()[-1]) for o in verdict.origins]
+        assert (0, "conv", "weight", "differs") in told
+        assert not any(module == "" and slot == "weight" for _, module, slot, _ in told)
+    else:
+        assert verdict.verdict == "identical" and verdict.effects.parameters is None
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_resumed_optimizer_was_loaded_with_after_its_model_was_tried_out(
+    tmp_path: Path, level: str, is_lost: bool
+) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(6, 8)).square().sum().backward()
+            optimizer.step()
+
+    hide_the_past()
+    torch.manual_seed(0)
+    with fpdiff.record(tmp_path / "A", level=level):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        train(model, optimizer, 2)
+        kept = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        train(model, optimizer, 2)
+    hide_the_past()
+    with fpdiff.record(tmp_path / "B", level=level, first_step=2):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        model.load_state_dict(kept[0])
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for entry in kept[1]["state"].values() if is_lost else ():
+            entry["exp_avg"].zero_()
+        optimizer.load_state_dict(kept[1])
+        train(model, optimizer, 2)
+    verdict = fpdiff.compare(tmp_path / "A", tmp_path / "B")
+    assert verdict.verdict == ("diverged" if is_lost else "identical")
+    assert {(o.step, o.component, o.slot.split(".")[1]) for o in verdict.origins} == (
+        {(2, "optimizer state", "exp_avg")} if is_lost else set()
+    )
 
 
 @pytest.mark.parametrize("level", ["layer", "op"])

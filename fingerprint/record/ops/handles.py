@@ -182,6 +182,8 @@ class HandleWatch:
                     scope.reads.append(seq)
                 elif recorder.optimizer.options is not None:
                     recorder.optimizer.received.append(seq)
+                elif torch._C._current_graph_task_id() == -1 and not recorder.has_gone_back:
+                    recorder.root_outputs.append(seq)  # A loss may be made with it.
 
 
 class _Launches(OpMode):

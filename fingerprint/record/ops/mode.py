@@ -178,7 +178,7 @@ class OpRecorder:
         if schema.is_view:
             self._note_place(call, tensors, others)
         else:
-            self._read_all(call, tensors)
+            self._read_all(call, tensors, schema.ignored(others))
         if others and schema.shows_arguments and not schema.allocates:
             self.arguments(call, others)
         if schema.draws:
@@ -278,12 +278,12 @@ class OpRecorder:
 
     # What an operator reads
 
-    def _read_all(self, call: Call, tensors: list[Argument]) -> None:
+    def _read_all(self, call: Call, tensors: list[Argument], ignored: frozenset[str]) -> None:
         schema = call.schema
         for name, slot, index, tensor in tensors:
             if name in schema.writes:
                 call.written.append((slot, index, tensor))
-            if name not in schema.ignores:
+            if name not in ignored:
                 self.read(call, slot, index, tensor)
             else:
                 self.land(tensor)  # Before it is overwritten.

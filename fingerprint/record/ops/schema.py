@@ -32,6 +32,8 @@ class OpSchema:
         arguments: names of the arguments, in order.
         writes: names of the arguments that it writes.
         ignores: names of arguments whose bytes before the call it does not read.
+        ignores_where: (another argument, a value, names of those it does not read where the other
+            has that value), or None.
         allocates: its outputs are memory that nobody has written.
         is_view: its outputs are views of its first argument, nothing is computed.
         shows_arguments: its other arguments decide what it computes or looks at.
@@ -50,6 +52,7 @@ class OpSchema:
     arguments: tuple[str, ...]
     writes: frozenset[str]
     ignores: frozenset[str]
+    ignores_where: tuple[str, Any, frozenset[str]] | None
     allocates: bool
     is_view: bool
     shows_arguments: bool
@@ -62,6 +65,14 @@ class OpSchema:
     meets_others: bool
     waits: bool
     is_idle: bool
+
+    def ignored(self, others: list[tuple[str, Any]]) -> frozenset[str]:
+        """Return names of the arguments that a call does not read, given those that are no tensors."""
+        if self.ignores_where is not None:
+            name, value, unread = self.ignores_where
+            if (name, value) in others:
+                return self.ignores | unread
+        return self.ignores
 
 
 def is_of_collectives(op: Any) -> bool:
@@ -82,6 +93,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
     ignores = outs | set(memory["unread"]["ops"].get(base, ()))
     if base in memory["fill"]["ops"]:
         ignores |= {arguments[0]} if arguments else set()
+    where = memory["unread_where"]["ops"].get(base)
     is_view = bool(getattr(op, "is_view", False)) and not written
     collective = is_of_collectives(op)
     waits = base == "_c10d_functional.wait_tensor"
@@ -91,6 +103,7 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
         arguments=arguments,
         writes=frozenset(written | silent),
         ignores=frozenset(ignores),
+        ignores_where=None if where is None else (where[0], where[1], frozenset(where[2])),
         allocates=base in memory["allocate"]["ops"],
         is_view=is_view,
         shows_arguments=base not in _ONLY_SHAPE,
@@ -115,6 +128,7 @@ def of_kernel(name: str, arguments: tuple[str, ...]) -> OpSchema:
         arguments=arguments,
         writes=frozenset(),
         ignores=frozenset(),
+        ignores_where=None,
         allocates=False,
         is_view=False,
         shows_arguments=True,

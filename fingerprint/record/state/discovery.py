@@ -4,7 +4,8 @@ State counts from the start of a step, but an optimizer shows itself by a hook o
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
 looked for among the objects that Python's collector knows, at the start of the first, second,
 tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone is
-loaded, and as much again, and the collector's 0.1 s, where something new is found.
+loaded, and as much again, and the collector's 0.1 s, where something new is found. Once more in the
+first step, if an optimizer steps there that had not been made when a model was first called.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
@@ -65,11 +66,18 @@ class Discovery:
         _add(self._optimizers, [optimizer])
         self._stepped[self.number_of(optimizer)] = step
 
+    def has_missed(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the first look, and no other as yet, did not find an optimizer."""
+        return self._looks == 1 and all(ref() is not optimizer for ref in self._optimizers)
+
     def look(self, names: Names) -> None:
-        """Look if it is time to; adopts copies of known roots, and what optimizers train."""
+        """Look if it is time to; see `look_now`."""
         self._looks += 1
-        if self._looks not in _LOOKS:
-            return
+        if self._looks in _LOOKS:
+            self.look_now(names)
+
+    def look_now(self, names: Names) -> None:
+        """Look; adopts copies of known roots, and what optimizers train."""
         found = _sought_objects()
         if not self._has_seen(found) or names.num_met() != self._num_roots:
             # What is no longer reachable but not yet collected is there in one run and gone in

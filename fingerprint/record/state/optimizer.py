@@ -34,6 +34,8 @@ class OptimizerHooks:
                 recorder.state.discovery.note_step(optimizer, recorder.step)
                 recorder.optimizer.begin(optimizer, works=False)
             return
+        if recorder.continues() and not (closes and recorder.boundary_due):
+            recorder.state.catch_up(optimizer)
         recorder.state.discovery.note_step(optimizer, recorder.step)
         if recorder.continues():
             # A closure begins a step like any forward, and the optimizer's own work comes after it.

@@ -40,6 +40,7 @@ class StepSettings:
         self._read_by: dict[int, list[int]] = {}  # of options, by id of the parameter
         # By (number of the optimizer, of the group) and name: what an option was, and its seqs.
         self._options_known: dict[tuple[int, int], dict[str, tuple[Any, list[int]]]] = {}
+        self._num_scalers = 0
 
     def clear(self) -> None:
         """Forget those of the step before; when a step opens."""
@@ -48,6 +49,7 @@ class StepSettings:
         self._seqs_of.clear()
         self._read_by.clear()
         self._options_known.clear()
+        self._num_scalers = 0
 
     def record(
         self, roots: Iterable[nn.Module], since: int, module_reads: dict[str, list[int]]
@@ -68,10 +70,17 @@ class StepSettings:
                 training = bool(module.training)
                 seq = recorder.events.emit(point, _FLAG[training], value=float(training))
                 module_reads.setdefault(path, []).append(seq)
+        self.record_found(since)
+
+    def record_found(self, since: int) -> None:
+        """Emit the options and scalers that have been found and are not recorded yet; see `record`."""
         for index, optimizer in self.discovery.optimizers(since):
-            self._options(index, optimizer)
+            if (index, 0) not in self._options_known:
+                self._options(index, optimizer)
         for index, scaler in enumerate(self.discovery.scalers()):
-            self._scaler(index, scaler)
+            if index >= self._num_scalers:
+                self._scaler(index, scaler)
+                self._num_scalers = index + 1
 
     def record_changed_options(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit the options that the program has set since the step recorded them."""

@@ -65,6 +65,25 @@ class StateRecorder:
         for name, digest in generators.states():
             recorder.events.emit(Point("init", "generator", "", "", 0, name), digest)
 
+    def catch_up(self, optimizer: torch.optim.Optimizer) -> None:
+        """Emit what the first step starts from and was made after it had begun, before it is used.
+
+        A model that was tried out before its optimizer existed has begun the step. An optimizer that
+        steps and was not found shows it.
+        """
+        if not (self.step_settings.recorded and self.discovery.has_missed(optimizer)):
+            return
+        known = self.discovery.optimizers(self._in_use_since)
+        self.discovery.look_now(self.recorder.names)
+        for root in self._roots_in_use():
+            self.record_root(root)
+            self._record_made(root)
+        for found in self.discovery.optimizers(self._in_use_since):
+            if found not in known:
+                self._record_masters(found[1])
+                self._record_held(found[1])
+        self.step_settings.record_found(self._in_use_since)
+
     def note_call(self, root: nn.Module, step: int) -> None:
         """Note that a root was called in a step.
 
@@ -123,6 +142,13 @@ class StateRecorder:
                     reads += [] if seq is None else [seq]
             # So many stand for a span, which they begin: each parameter's gradient reads them all.
             self.module_reads[path] = sorted(reads)[: MAX_READS + 1]
+
+    def _record_made(self, root: nn.Module) -> None:
+        """Emit the parameters that lazy modules have made since the root was recorded."""
+        for path, module in self.recorder.names.modules(root):
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in self.parameter_seqs:
+                    self._parameter(path, type(module).__name__, name, parameter)
 
     def record_settings(self) -> None:
         """Emit training flags, optimizer options and scalers; before a step's first forward.

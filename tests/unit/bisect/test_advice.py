@@ -44,6 +44,9 @@ def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
     assert "options are equal" in said("parameter") and said("parameter") == said("master")
     assert said("output") == said("loss", "step") == hint("computation", None)
     assert "averages" in (hint("structure", None, phase="eval") or "")
+    assert "checkpointed" in (hint("structure", None, phase="recompute") or "")
+    assert "no_sync" in (hint("structure", None, "c10d.allreduce_.default", kind="sent") or "")
+    assert "np.empty" in (hint("data", None, "aten.cat.default", kind="input") or "")
     added = hint("structure", None, "aten.add_.Tensor", kind="input", phase="backward")
     assert "zero_grad" in (added or "")
 

@@ -32,7 +32,7 @@ def test_operators_of_torch_exist() -> None:
     """A misspelt name would never match; libraries' own operators need not be installed."""
     names = [op for entry in KNOWN for op in entry["ops"]]
     names += [*MEMORY["allocate"]["ops"], *MEMORY["fill"]["ops"]]
-    for part in ("unread", "silent_writes"):
+    for part in ("unread", "unread_where", "silent_writes"):
         names += MEMORY[part]["ops"]
     names += MEMORY["undefined"]["outputs"]
     missing = [name for name in names if name.startswith("aten.") and not exists(name)]
@@ -47,6 +47,13 @@ def test_arguments_that_are_named_exist(part: str, key: str) -> None:
             packet = getattr(torch.ops.aten, name)
             schema = getattr(packet, packet.overloads()[0])._schema
             assert set(names) <= {argument.name for argument in schema.arguments}, op
+
+
+@pytest.mark.parametrize("op", MEMORY["unread_where"]["ops"])
+def test_what_rules_an_argument_out_is_an_argument(op: str) -> None:
+    name, _, unread = MEMORY["unread_where"]["ops"][op]
+    schema = getattr(torch.ops.aten, op.split(".", 1)[1]).default._schema
+    assert {name, *unread} <= {argument.name for argument in schema.arguments}
 
 
 def test_overloads_share_an_entry() -> None:

@@ -184,6 +184,43 @@ def test_what_fills_memory_does_not_read_it(tmp_path: Path, fill: object) -> Non
     assert not run(tmp_path, body).pick(kind="uninitialised")
 
 
+@pytest.mark.parametrize(
+    ("call", "unread"),
+    [
+        (lambda hole, x: torch.addmm(hole(2, 2), x, x.t(), beta=0), True),
+        (lambda hole, x: torch.baddbmm(hole(1, 2, 2), x[None], x.t()[None], beta=0.0), True),
+        (lambda hole, x: hole(2, 2).addmm_(x, x.t(), beta=0), True),
+        (lambda hole, x: torch.addmm(hole(2, 2), x, x.t(), beta=0.5), False),
+        (lambda hole, x: torch.addmm(hole(2, 2), x, x.t()), False),
+    ],
+)
+def test_what_another_argument_rules_out_is_not_read(
+    tmp_path: Path, call: object, unread: bool
+) -> None:
+    def body(self: Body, x: torch.Tensor) -> torch.Tensor:
+        a = torch.arange(8.0).view(2, 4)
+        made: torch.Tensor = call(torch.empty, a)  # type: ignore[operator]
+        return x * self.weight + made.sum()
+
+    holes = run(tmp_path, body).pick(kind="uninitialised")
+    assert [e.slot for e in holes] == ([] if unread else ["self"])
+
+
+def test_a_fused_optimizers_first_step_does_not_read_what_it_makes(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    with recorded(tmp_path / "run", level="op") as events:
+        train(model, steps=2, optimizer=optimizer)
+    assert not events.pick(kind="uninitialised")
+    first, second = (
+        next(iter(ops(events, "_fused_sgd_", step=step, slot="momentum_buffer_list.0")))
+        for step in (0, 1)
+    )
+    kept = events.one(step=1, phase="init", slot="weight.momentum_buffer", module="0")
+    assert kept.digest == first.digest
+    assert any(e.digest == first.digest for e in events.read_by(second))
+
+
 def test_memory_stays_unwritten_in_the_next_step_and_written_memory_written(
     tmp_path: Path,
 ) -> None:

@@ -72,7 +72,9 @@ def test_a_lazy_module_is_recorded_from_when_it_is_made(run: Path) -> None:
         model(X)
         train(model, steps=2)
     assert info(run)["finished"]
-    assert ("0", "weight") in init(events, "parameter", 1)
+    # The optimizer was made after the module: what that starts from is what the step starts from.
+    made = [("0", "weight"), ("0", "bias"), ("1", "weight"), ("1", "bias")]
+    assert [sorted(init(events, "parameter", step)) for step in (0, 1)] == [sorted(made)] * 2
 
 
 def test_a_meta_module_is_a_blind_spot(run: Path) -> None:
@@ -173,6 +175,39 @@ def test_options_are_read_when_training_begins(run: Path) -> None:
         optimizer.param_groups[0]["lr"] = 0.25
         train(model, steps=1, optimizer=optimizer)
     assert [e.value for e in events if e.slot.endswith(".lr")] == [1.0, 0.25]
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "op"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_model_that_was_tried_out_starts_from_what_was_made_after_it(
+    tmp_path: Path, level: str, grad: bool
+) -> None:
+    """Optimizer, what it was loaded with, scaler and averaged weights are those of the first step."""
+    starts = []
+    for tries in (False, True):
+        hide_the_past()
+        model = mlp()
+        with recorded(tmp_path / f"tries {tries}", level=level) as events:
+            if tries:
+                with torch.set_grad_enabled(grad):
+                    model(X[:1])
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+            moments = {name: torch.ones(5, 4) for name in ("exp_avg", "exp_avg_sq")}
+            loaded = {"state": {0: {"step": torch.tensor(3.0), **moments}}}
+            optimizer.load_state_dict(optimizer.state_dict() | loaded)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            average = copy.deepcopy(model)
+            for _ in range(2):
+                optimizer.zero_grad()
+                scaler.scale(model(X).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert average is not None
+        start = [e for e in events.pick(phase="init", step=0) if e.kind != "training_flag"]
+        starts.append(sorted((e.kind, e.module, e.slot, e.digest) for e in start))
+    assert starts[0] == starts[1]
+    kinds = {kind for kind, *_ in starts[0]}
+    assert kinds == {"parameter", "option", "optimizer_state", "scaler", "generator"}
 
 
 def test_options_of_every_group_are_recorded(run: Path) -> None:
