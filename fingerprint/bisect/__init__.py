@@ -25,5 +25,6 @@ describe      an origin in full, with the evidence
 alike         which origins one cause may have made
 shift         the same batch at another step
 metrics       the loss and the logged numbers that differ
+wording       numbers, ranks and steps as sentences name them
 advice        hints, and the command that narrows further
 """

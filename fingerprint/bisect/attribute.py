@@ -16,7 +16,6 @@ from fpdiff.fingerprint.bisect.findings import (
     given,
 )
 from fpdiff.fingerprint.bisect.meetings import Meeting
-from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import (
     EnvironmentDifference,
@@ -24,6 +23,7 @@ from fpdiff.fingerprint.bisect.verdict import (
     OriginGroup,
     Receiver,
 )
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
 

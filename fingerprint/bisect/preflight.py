@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.store.errors import CompareError
 from fpdiff.store.files import attempts
 from fpdiff.store.run import RankRecord, Run
@@ -15,12 +16,9 @@ RUNGS = ("step", "layer", "op", "kernel")
 OP_RUNGS = RUNGS[2:]
 """Those that know what each operator read."""
 
-_MAX_STRETCHES = 8
 _DECIDES = "decides."
 _UNREMARKABLE = {"argv", "pid", "executable", "local_rank", "node_rank"}
 """Entries that differ between any two launches, or that the command says already."""
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -222,31 +220,3 @@ def _blind_spots(a: Run, b: Run, ranks: list[int]) -> list[dict[str, Any]]:
             for reason, count in spots.items() if isinstance(spots, dict) else ():
                 counts.setdefault(reason, [0, 0])[side] += count
     return [{"reason": r, "a": n[0], "b": n[1]} for r, n in sorted(counts.items())]
-
-
-def numbers_text(numbers: list[int]) -> str:
-    """Return sorted numbers as `0-3, 7`; when there are many stretches, the first of them."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    shown = ["-".join(map(str, part)) for part in parts[:_MAX_STRETCHES]]
-    return ", ".join(shown) + (" and more" if len(parts) > _MAX_STRETCHES else "")
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """Return `rank 3`, `ranks 0-3` or `no rank`."""
-    return _named("rank", ranks)
-
-
-def steps_text(steps: list[int]) -> str:
-    """Return `step 3`, `steps 0-3` or `no step`."""
-    return _named("step", steps)
-
-
-def _named(noun: str, numbers: list[int]) -> str:
-    if not numbers:
-        return f"no {noun}"
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)}"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fpdiff.fingerprint.bisect.preflight import numbers_text
-from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate, Check, counted
+from fpdiff.fingerprint.bisect.wording import counted, numbers_text
+from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate, Check
 from fpdiff.fingerprint.certify.collectives import CollectiveCheck
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.presence import check_presence

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fpdiff.fingerprint.bisect.arm import Flags, Ints
-from fpdiff.fingerprint.bisect.preflight import ranks_text
+from fpdiff.fingerprint.bisect.wording import counted, ranks_text
 from fpdiff.fingerprint.catalogue import base_name
-from fpdiff.fingerprint.certify.certificate import counted
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.fingerprint.certify.sites import Site, Sites

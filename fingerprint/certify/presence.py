@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from fpdiff.fingerprint.bisect.preflight import settings_of, steps_text
-from fpdiff.fingerprint.certify.certificate import counted
+from fpdiff.fingerprint.bisect.preflight import settings_of
+from fpdiff.fingerprint.bisect.wording import counted, steps_text
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.store.run import Run

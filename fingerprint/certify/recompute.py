@@ -11,8 +11,8 @@ step's forward, and not by its place in the program.
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Ints
+from fpdiff.fingerprint.bisect.wording import counted
 from fpdiff.fingerprint.catalogue import base_name
-from fpdiff.fingerprint.certify.certificate import counted
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.sites import Site, Sites
 from fpdiff.fingerprint.certify.stream import StepEvents

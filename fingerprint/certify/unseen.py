@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from fpdiff.fingerprint.bisect.preflight import ranks_text, settings_of
+from fpdiff.fingerprint.bisect.preflight import settings_of
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.fingerprint.certify.presence import gaps, window_of
 from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.store.run import Run
