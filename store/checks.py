@@ -64,16 +64,33 @@ def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]
         is_large = size_of(path) > JSON_LIMIT_BYTES
         if not is_large:
             with local(path).open("rb") as file:
-                text = file.read(JSON_LIMIT_BYTES + 1)
-        if is_large or len(text) > JSON_LIMIT_BYTES:
+                content = file.read(JSON_LIMIT_BYTES + 1)
+        if is_large or len(content) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
         try:
-            content = json.loads(text, object_hook=lists.share if lists is not None else None)
+            found = json.loads(content, object_hook=lists.share if lists is not None else None)
         except RecursionError as error:
             raise damaged(path, "its JSON is nested too deeply") from error
-        if not isinstance(content, dict):
+        if not isinstance(found, dict):
             raise damaged(path, "it does not hold a JSON object")
-        return content
+        return found
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return an object of JSON, an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number of JSON that a column can hold, None in the place of anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
+        return None
+    return value
+
+
+def text(value: object) -> str | None:
+    """Return anything of JSON as text, None if there is nothing."""
+    return None if value is None else str(value)
 
 
 class SharedLists:
@@ -152,5 +169,5 @@ def check_nulls(table: pa.Table, path: Place) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".;")
+    reason = str(error).strip() or type(error).__name__
+    return reason.splitlines()[0].rstrip(".;")

@@ -53,8 +53,7 @@ class Groups:
         return self._known[rank]
 
     def _process_groups(self, record: RankRecord) -> Iterator[frozenset[int]]:
-        environment = record.info.get("environment")
-        groups = environment.get("process_groups") if isinstance(environment, dict) else None
+        groups = record.environment.get("process_groups")
         for group in groups if isinstance(groups, list) else []:
             ranks = group.get("ranks") if isinstance(group, dict) else None
             if isinstance(ranks, list) and record.rank in (members := self._set_of(ranks)):

@@ -14,12 +14,7 @@ from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
 from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
-from fpdiff.fingerprint.bisect.preflight import (
-    OP_RUNGS,
-    Common,
-    preflight,
-    settings_of,
-)
+from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, Common, preflight
 from fpdiff.fingerprint.bisect.senders import with_senders
 from fpdiff.fingerprint.bisect.tier import Ranges, RankTier
 from fpdiff.fingerprint.bisect.verdict import (
@@ -102,7 +97,7 @@ def compare_runs(
         rung=common.rung,
         environment=common.environment,
         tiers=tiers,
-        rehashed=all(settings_of(run).get("rehash") for run in (a, b)),
+        rehashed=all(run.settings.get("rehash") for run in (a, b)),
     )
     origins, groups = attribution.origins()
     return Verdict(
