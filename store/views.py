@@ -171,6 +171,8 @@ def _query_errors() -> Iterator[None]:
 def _files(runs: dict[str, Run]) -> Iterator[TableFile]:
     for run in runs.values():
         for record in run.ranks.values():
+            # Read at once: where the run is being recorded they become Parquet, and go.
+            _ = record.journals
             for segment in record.segments:
                 yield from segment.files.values()
 
