@@ -21,7 +21,10 @@ JSON_LIMIT_BYTES = 16 << 20
 RESTORE = "restore it from a copy or record again"
 
 # What pyarrow raises on bytes that are not what they should be. ArrowInvalid is a ValueError.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+_DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)
+
+_NO_MEMORY = "create failed"
+"""What pyarrow says of a decoder for which there is none."""
 
 
 @contextlib.contextmanager
@@ -41,13 +44,24 @@ def naming(path: Place, remedy: str = RESTORE) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise too_large(path) from error
     except _DAMAGE as error:
+        if _NO_MEMORY in str(error):
+            raise too_large(path) from error
         raise damaged(path, _first_line(error), remedy) from error
 
 
 def damaged(path: Place, reason: str, remedy: str = RESTORE) -> StoreError:
     """Return the error for a file whose content cannot be right."""
     return StoreError(f"{path} is damaged: {reason}; {remedy}")
+
+
+def too_large(path: Place) -> StoreError:
+    """Return the error for a file that takes more memory than there is: of damage it may ask so."""
+    return StoreError(
+        f"{path} takes more memory than there is: free some, or restore the file if that is no help"
+    )
 
 
 def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic import Shape, digest, kill, site, step_row, write_rank, write_run, write_run_json
 
+from fpdiff.store.checks import naming
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
@@ -224,3 +225,14 @@ def test_damaged_rank_json(tmp_path: Path) -> None:
     (tmp_path / "ranks" / "rank=00000.json").write_text(json.dumps([1]))
     with pytest.raises(StoreError, match="rank=00000.json is damaged"):
         _ = Run.open(tmp_path).ranks[0].info
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), pa.ArrowMemoryError("malloc"), OSError("ZSTD_DCtx create failed")]
+)
+def test_a_lack_of_memory_is_not_told_as_damage(tmp_path: Path, error: Exception) -> None:
+    with (
+        pytest.raises(StoreError, match="run.json takes more memory than there is: free some"),
+        naming(tmp_path / "run.json"),
+    ):
+        raise error
