@@ -127,9 +127,7 @@ def run(arguments: list[str] | None = None) -> int:
         drop(sys.stdout)  # What is left to write would fail again.
         return _fail(f"{error.strerror}: make room for the output and below TMPDIR")
     except MemoryError:
-        return _fail(
-            "there is not enough memory: free some, or ask for fewer ranks or steps"
-        )
+        return _fail("there is not enough memory: free some, or ask for fewer ranks or steps")
     except Exception as error:  # noqa: BLE001  # Python's own status 1 would read as diverged.
         if hasattr(error, "format_message"):  # A usage error of typer, whose class is private.
             return _fail_usage(error)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fpdiff.store.errors import FpdiffError, StoreError
-from fpdiff.store.places import Place, local, size_of
+from fpdiff.store.places import Place, local, open_file, size_of
 from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 
 _LONG = 64
@@ -77,7 +77,7 @@ def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]
     with naming(path):
         is_large = size_of(path) > JSON_LIMIT_BYTES
         if not is_large:
-            with local(path).open("rb") as file:
+            with open_file(local(path)) as file:
                 content = file.read(JSON_LIMIT_BYTES + 1)
         if is_large or len(content) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")

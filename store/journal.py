@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
 from fpdiff.store.columns import steps_table
-from fpdiff.store.places import Place, local
+from fpdiff.store.places import Place, local, open_file
 from fpdiff.store.schema import EVENTS, SITES
 
 _END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -39,7 +39,8 @@ def read_journal(path: Place) -> Journal:
         StoreError: whole parts of it are damaged, foreign, or of a newer format.
     """
     with naming(path):
-        data = local(path).read_bytes()
+        with open_file(local(path)) as file:
+            data = file.read()
         batches, metadata, whole = _read_stream(data, path)
         sites: list[Any] = []
         steps: dict[int, Any] = {}

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fpdiff.store.checks import naming
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
+from fpdiff.store.summary import summarize
 from fpdiff.store.writer import RankWriter
 
 
@@ -77,7 +79,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StoreError, match="run.json cannot be read: Permission denied"):
         Run.open(tmp_path)
 
@@ -236,3 +238,31 @@ def test_a_lack_of_memory_is_not_told_as_damage(tmp_path: Path, error: Exception
         naming(tmp_path / "run.json"),
     ):
         raise error
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run.json",
+        "ranks/rank=00000.json",
+        *(f"{table}/rank=00000/seg-00000.parquet" for table in ("sites", "events", "steps")),
+    ],
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    root = write_run(tmp_path / "run", shape=Shape(close=False))
+    (root / name).unlink()
+    os.mkfifo(root / name)
+    with pytest.raises(StoreError, match=name):
+        Run.open(root).ranks[0].announce_steps()
+        summarize(Run.open(root))
+        read_all(root)
+
+
+@pytest.mark.timeout(20)
+def test_a_journal_that_is_no_file_is_empty(tmp_path: Path) -> None:
+    root = write_run(tmp_path / "run", shape=Shape(close=False))
+    journal = root / "journal" / "rank=00000" / "seg-00002.arrows"
+    journal.unlink()
+    os.mkfifo(journal)
+    assert summarize(Run.open(root)).last_step == 3
