@@ -43,9 +43,8 @@ def wrap(places: Places) -> Callable[[], None]:
 
     try:
         sys.meta_path.insert(0, finder)
-        for name in places:
-            if (module := sys.modules.get(name)) is not None:
-                imported(module)
+        for module in filter(None, map(sys.modules.get, places)):
+            imported(module)
     except BaseException:
         end()
         raise
