@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fpdiff.cli.console import data_console, print_data, printable, progress_bar
-from fpdiff.fingerprint.certify.certificate import Certificate, counted
+from fpdiff.fingerprint.bisect.wording import counted
+from fpdiff.fingerprint.certify.certificate import Certificate
 from fpdiff.store.run import Run
 
 MAX_FINDINGS = 12

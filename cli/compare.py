@@ -16,9 +16,7 @@ from fpdiff.fingerprint.bisect.verdict import Verdict
 from fpdiff.fingerprint.record.settings import Ranges, parse_ranks, parse_steps
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
-
-_MOST_RANKS = 1_000_000
-"""More ranks than any job has; counting to any number would take all memory."""
+from fpdiff.store.schema import MAX_RANKS
 
 _ENGINES = ("threads", "ray")
 
@@ -78,7 +76,7 @@ def compare(
 
 
 def _numbers(windows: Ranges, text: str) -> tuple[int, ...]:
-    if any(end > _MOST_RANKS for _, end in windows):
+    if any(end > MAX_RANKS for _, end in windows):
         raise CompareError(f"--ranks {text!r} names ranks that no run has: write it like 0,3-5")
     return tuple(rank for first, end in windows for rank in range(first, end))
 

@@ -1,10 +1,12 @@
 """Consoles: stdout is data, stderr is talk."""
 
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress
@@ -38,10 +40,18 @@ def print_data(console: Console, *content: RenderableType) -> None:
 
 
 def talk(sentence: str) -> None:
-    """Print a sentence for the user on stderr."""
-    width = None if sys.stderr.isatty() else PIPED_WIDTH
-    console = Console(file=sys.stderr, width=width, highlight=False)
-    console.print(printable(sentence), soft_wrap=True)
+    """Print a sentence for the user on stderr; if that takes nothing, it is not said."""
+    try:
+        print(printable(sentence).plain, file=sys.stderr, flush=True)
+    except OSError:  # A remark decides no exit code, be it that its reader went away.
+        drop(sys.stderr)
+
+
+def drop(stream: IO[str]) -> None:
+    """Keep the interpreter from failing when it flushes a stream at exit that takes nothing."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, stream.fileno())
+    os.close(devnull)
 
 
 def printable(value: object) -> Text:

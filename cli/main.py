@@ -4,7 +4,6 @@ Exit codes: 0 done (compare: identical; certify: sound; verify: valid), 1 only f
 any error, 130 interrupted, 141 the reader of a pipe went away.
 """
 
-import contextlib
 import errno
 import importlib.metadata
 import os
@@ -17,7 +16,7 @@ import typer
 from fpdiff.cli.certify import certify
 from fpdiff.cli.compact import compact
 from fpdiff.cli.compare import compare
-from fpdiff.cli.console import talk
+from fpdiff.cli.console import drop, talk
 from fpdiff.cli.demo import demo
 from fpdiff.cli.record import record
 from fpdiff.cli.show import show
@@ -116,7 +115,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit):
         # typer itself turns a broken pipe into exit code 1, which would read as diverged. Nothing
         # else exits here: outside standalone mode a command's own code is returned.
-        _drop_stdout()
+        drop(sys.stdout)
         return BROKEN_PIPE
     except FpdiffError as error:
         return _fail(str(error))
@@ -125,8 +124,10 @@ def run(arguments: list[str] | None = None) -> int:
             return _fail("the working directory has been removed: change to another one")
         if error.errno != errno.ENOSPC:
             return _fail_unexpected(error)
-        _drop_stdout()  # What is left to write would fail again.
+        drop(sys.stdout)  # What is left to write would fail again.
         return _fail(f"{error.strerror}: make room for the output and below TMPDIR")
+    except MemoryError:
+        return _fail("there is not enough memory: free some, or ask for fewer ranks or steps")
     except Exception as error:  # noqa: BLE001  # Python's own status 1 would read as diverged.
         if hasattr(error, "format_message"):  # A usage error of typer, whose class is private.
             return _fail_usage(error)
@@ -148,8 +149,7 @@ def _fail_unexpected(error: Exception) -> int:
 def _fail(sentence: str) -> int:
     if _state["debug"]:
         traceback.print_exc()
-    with contextlib.suppress(BrokenPipeError):
-        talk(f"fpdiff: {sentence}")
+    talk(f"fpdiff: {sentence}")
     return ERROR
 
 
@@ -162,10 +162,3 @@ def _fail_usage(error: Exception) -> int:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _drop_stdout() -> None:
-    """Keep the interpreter from failing again when it flushes stdout at exit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fpdiff.cli.console import print_data, printable
-from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.verdict import (
     EnvironmentDifference,
     Origin,
@@ -17,6 +16,7 @@ from fpdiff.fingerprint.bisect.verdict import (
     RankStep,
     Verdict,
 )
+from fpdiff.fingerprint.bisect.wording import counted, ranks_text
 
 MAX_GROUPS = 5
 MAX_INPUTS = 4
@@ -56,7 +56,7 @@ def _overview(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     if compared is not None and verdict.verdict == "diverged":
         first, last = compared.steps
         steps = f"step {first}" if first == last else f"steps {first}-{last}"
-        events = _count(compared.events, "event")
+        events = counted(compared.events, "event")
         text = f"{events}, {ranks_text(compared.ranks)}, {steps}, rung {compared.rung}"
         yield "compared", text
 
@@ -82,17 +82,17 @@ def _narrowing(verdict: Verdict) -> Iterable[RenderableType]:
             yield Padding(_origin(origin, group, before), (0, 0, 0, 2))
             before = origin
         if rest := groups[MAX_GROUPS:]:
-            more = _count(sum(group.count for group in rest), "more origin")
-            kinds = f" in {_count(len(rest), 'group')}" if len(rest) > 1 else ""
+            more = counted(sum(group.count for group in rest), "more origin")
+            kinds = f" in {counted(len(rest), 'group')}" if len(rest) > 1 else ""
             yield _rows([("", f"and {more}{kinds} on this rank: see --json")])
         if rank.mismatched > rank.carriers and not groups and rank.rank not in received:
             yield _rows([("", "its origins are not listed: there are too many")])
     if len(ranks) > MAX_RANKS:
-        yield _rows([("", f"and {_count(len(ranks) - MAX_RANKS, 'more rank')}: see --json")])
+        yield _rows([("", f"and {counted(len(ranks) - MAX_RANKS, 'more rank')}: see --json")])
 
 
 def _rank_line(rank: RankStep) -> str:
-    before = f"{_count(rank.steps_matched, 'equal step')}, then " if rank.steps_matched else ""
+    before = f"{counted(rank.steps_matched, 'equal step')}, then " if rank.steps_matched else ""
     extra = [
         f"{count:,} {what}"
         for what, count in (
@@ -126,7 +126,7 @@ def _origin(origin: Origin, group: OriginGroup, before: Origin | None) -> Render
         ("", origin.summary),
     ]
     if origin.count > 1:
-        rows.append(("", f"and {_count(origin.count - 1, 'event')} right after it likewise"))
+        rows.append(("", f"and {counted(origin.count - 1, 'event')} right after it likewise"))
     if group.count > 1:
         rows.append(("", _likewise(group, origin)))
     if origin.source:
@@ -138,7 +138,7 @@ def _origin(origin: Origin, group: OriginGroup, before: Origin | None) -> Render
         rows.append(("inputs", f"{origin.num_inputs:,}, {equal}: {_inputs(origin)}"))
     if origin.reaches:
         rows.append(("reaches", _way(origin.reaches)))
-    matched = _count(origin.matched_before, "event")
+    matched = counted(origin.matched_before, "event")
     rows.append(("before", f"{matched} of this rank matched"))
     rows += [("evidence", line) for line in origin.evidence]
     if before is None or before.strength != origin.strength:
@@ -166,7 +166,7 @@ def _way(reaches: list[str]) -> str:
     target, *between = reaches
     if len(between) < 2:
         return target
-    return f"{target}, through {_count(len(between) - 1, 'event')}, the last {between[0]}"
+    return f"{target}, through {counted(len(between) - 1, 'event')}, the last {between[0]}"
 
 
 def _bold(value: str) -> Text:
@@ -208,11 +208,9 @@ def _effects(verdict: Verdict) -> Iterable[tuple[str, Any]]:
         else:
             end = "is equal again on every rank" if effects.healed else "still differs"
             yield "effects", f"the last step, {last}, {end}"
-    if (counted := verdict.counted) is not None:
-        steps = _count(counted.steps, "step")
-        text = (
-            f"{counted.differing:,} of {counted.events:,} events differ, in {steps} over all ranks"
-        )
+    if (found := verdict.counted) is not None:
+        steps = counted(found.steps, "step")
+        text = f"{found.differing:,} of {found.events:,} events differ, in {steps} over all ranks"
         yield "counted", text
 
 
@@ -241,10 +239,10 @@ def _environment(verdict: Verdict) -> Iterable[tuple[str, Any]]:
             text += f" ({ranks_text(first.ranks)})"
         if rest:
             more = sum(len(difference.ranks) for difference in rest)
-            text += f"; other values on {_count(more, 'more rank')}"
+            text += f"; other values on {counted(more, 'more rank')}"
         yield "environment", text
     if len(by_key) > MAX_ENVIRONMENT:
-        more_keys = _count(len(by_key) - MAX_ENVIRONMENT, "more difference")
+        more_keys = counted(len(by_key) - MAX_ENVIRONMENT, "more difference")
         yield "environment", f"and {more_keys}: see --json"
 
 
@@ -266,10 +264,6 @@ def _short(value: Any) -> str:
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else repr(value)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _rows(rows: Iterable[tuple[str, Any]]) -> Table:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fpdiff.cli.console import data_console, print_data, printable
+from fpdiff.fingerprint.bisect.wording import numbers_text
 from fpdiff.store.run import Run
 from fpdiff.store.summary import RankSummary, RunSummary, summarize
 
@@ -54,13 +55,7 @@ def render(summary: RunSummary, console: Console) -> None:
 
 def collapse(ranks: Iterable[int]) -> str:
     """Return ranks as a user writes them: `0-3, 6`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return numbers_text(sorted(ranks), most=None)
 
 
 def size_text(size_bytes: float) -> str:

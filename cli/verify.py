@@ -41,8 +41,9 @@ def verify(
 ) -> None:
     """Say whether recording changes what a command computes.
 
-    Runs it without and with the recorder, and compares its parameters bit by bit. Exits with 0 if they are the same after every optimizer step, 1 if recording changed them, 2 if
-    that cannot be said: the command fails, or its own repeats differ.
+    Runs it without and with the recorder, and compares its parameters bit by bit. Exits with 0 if
+    they are the same after every optimizer step, 1 if recording changed them, 2 if that cannot be
+    said: the command fails, or its own repeats differ.
     """
     if not command:
         raise RecordError(

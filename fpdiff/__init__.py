@@ -160,6 +160,8 @@ def compare(
 
     Raises:
         StoreError: a run cannot be read.
+        BucketError: object storage refuses or cannot be reached.
+        RecordError: `steps` is not understood.
         CompareError: the two have nothing in common that could be compared.
     """
     from fpdiff.fingerprint.bisect.compare import compare_runs
@@ -183,6 +185,7 @@ def certify(path: str | PathLike[str]) -> "Certificate":
 
     Raises:
         StoreError: there is no run, or nothing of it can be read.
+        BucketError: object storage refuses or cannot be reached.
     """
     from fpdiff.fingerprint.certify.certify import certify_run
     from fpdiff.store.run import Run

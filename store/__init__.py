@@ -8,6 +8,7 @@ bucket   a folder on object storage, and its errors
 objects  a run on object storage as readers see it
 places   folders and object storage alike
 run      the reading side: `Run.open`
+columns  events as they come, and the Arrow batch that they become
 parquet  a segment's Parquet files, read with checksums
 journal  the segment that is not Parquet yet
 events   what must hold between events, sites and steps

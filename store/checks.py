@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fpdiff.store.errors import FpdiffError, StoreError
-from fpdiff.store.places import Place, local, size_of
+from fpdiff.store.places import Place, local, open_file, size_of
 from fpdiff.store.schema import TABLES, VERSION, VERSION_KEY, columns_of
 
 _LONG = 64
@@ -21,7 +21,10 @@ JSON_LIMIT_BYTES = 16 << 20
 RESTORE = "restore it from a copy or record again"
 
 # What pyarrow raises on bytes that are not what they should be. ArrowInvalid is a ValueError.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+_DAMAGE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)
+
+_NO_MEMORY = "create failed"
+"""What pyarrow says of a decoder for which there is none."""
 
 
 @contextlib.contextmanager
@@ -41,13 +44,24 @@ def naming(path: Place, remedy: str = RESTORE) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise too_large(path) from error
     except _DAMAGE as error:
+        if _NO_MEMORY in str(error):
+            raise too_large(path) from error
         raise damaged(path, _first_line(error), remedy) from error
 
 
 def damaged(path: Place, reason: str, remedy: str = RESTORE) -> StoreError:
     """Return the error for a file whose content cannot be right."""
     return StoreError(f"{path} is damaged: {reason}; {remedy}")
+
+
+def too_large(path: Place) -> StoreError:
+    """Return the error for a file that takes more memory than there is: of damage it may ask so."""
+    return StoreError(
+        f"{path} takes more memory than there is: free some, or restore the file if that is no help"
+    )
 
 
 def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]:
@@ -63,17 +77,34 @@ def read_json(path: Place, lists: "SharedLists | None" = None) -> dict[str, Any]
     with naming(path):
         is_large = size_of(path) > JSON_LIMIT_BYTES
         if not is_large:
-            with local(path).open("rb") as file:
-                text = file.read(JSON_LIMIT_BYTES + 1)
-        if is_large or len(text) > JSON_LIMIT_BYTES:
+            with open_file(local(path)) as file:
+                content = file.read(JSON_LIMIT_BYTES + 1)
+        if is_large or len(content) > JSON_LIMIT_BYTES:
             raise damaged(path, f"it is larger than {JSON_LIMIT_BYTES >> 20} MiB")
         try:
-            content = json.loads(text, object_hook=lists.share if lists is not None else None)
+            found = json.loads(content, object_hook=lists.share if lists is not None else None)
         except RecursionError as error:
             raise damaged(path, "its JSON is nested too deeply") from error
-        if not isinstance(content, dict):
+        if not isinstance(found, dict):
             raise damaged(path, "it does not hold a JSON object")
-        return content
+        return found
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return an object of JSON, an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number of JSON that a column can hold, None in the place of anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
+        return None
+    return value
+
+
+def text(value: object) -> str | None:
+    """Return anything of JSON as text, None if there is nothing."""
+    return None if value is None else str(value)
 
 
 class SharedLists:
@@ -152,5 +183,5 @@ def check_nulls(table: pa.Table, path: Place) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".;")
+    reason = str(error).strip() or type(error).__name__
+    return reason.splitlines()[0].rstrip(".;")

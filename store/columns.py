@@ -1,17 +1,17 @@
-"""Growing columns of events, and the Arrow record batch that they become.
+"""Growing columns of events, and the Arrow record batch that they become; rows of steps likewise.
 
-One object holds the events since the last flush; appending costs a few list-like appends and
+An EventColumns holds the events since the last flush; appending costs a few list-like appends and
 keeps no Python object per event alive.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fpdiff.store.schema import DIGEST_BYTES, EVENTS
+from fpdiff.store.schema import DIGEST_BYTES, EVENTS, STEPS
 
 _FLOAT64 = pa.float64()
 
@@ -91,6 +91,27 @@ class EventColumns:
             ],
             schema=EVENTS,
         )
+
+
+def steps_table(
+    rows: Sequence[Mapping[str, Any]], read_digest: Callable[[Any], bytes] = bytes
+) -> pa.Table:
+    """Return rows of STEPS as a table; what a row lacks is null.
+
+    Args:
+        rows: by column; other keys are left out.
+        read_digest: makes the 16 bytes of a digest of what a row holds.
+    """
+    columns = []
+    for column in STEPS:
+        values = [row.get(column.name) for row in rows]
+        if column.type == pa.uuid():
+            digests = [None if value is None else read_digest(value) for value in values]
+            storage = pa.array(digests, pa.binary(DIGEST_BYTES))
+            columns.append(pa.ExtensionArray.from_storage(pa.uuid(), storage))
+        else:
+            columns.append(pa.array(values, column.type))
+    return pa.Table.from_arrays(columns, schema=STEPS)
 
 
 def _sparse(values: Mapping[int, Any], count: int, kind: pa.DataType = _FLOAT64) -> pa.Array:

@@ -122,18 +122,22 @@ def _write(run: Run, root: Path, ranks: list[int], progress: Progress | None) ->
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     index: dict[str, Any] = {"schema": VERSION}
-    total = len(ranks) * len(COMPACTED)
     for number, name in enumerate(COMPACTED):
         parts = index[name] = {}
-        with parquet_writer(folder / table_file(name), compact_schema(name)) as writer:
-            for group, tables in enumerate(_groups(run, ranks, name)):
-                writer.write_table(pa.concat_tables(tables.values()), row_group_size=1 << 30)
-                for rank, table in tables.items():
-                    part = Part(group, table.num_rows, *own_files(root, name, rank))
-                    parts[str(rank)] = astuple(part)
-                    if progress is not None:
-                        progress(number * len(ranks) + len(parts), total)
+        for rank, part in _write_table(run, root, ranks, name):
+            parts[str(rank)] = astuple(part)
+            if progress is not None:
+                progress(number * len(ranks) + len(parts), len(ranks) * len(COMPACTED))
     write_json(folder / "index.json", index)
+
+
+def _write_table(run: Run, root: Path, ranks: list[int], name: str) -> Iterator[tuple[int, Part]]:
+    """Write one consolidated table; yield each rank with its share, which is whole at the end."""
+    with parquet_writer(root / FOLDER / table_file(name), compact_schema(name)) as writer:
+        for group, tables in enumerate(_groups(run, ranks, name)):
+            writer.write_table(pa.concat_tables(tables.values()), row_group_size=1 << 30)
+            for rank, table in tables.items():
+                yield rank, Part(group, table.num_rows, *own_files(root, name, rank))
 
 
 def _groups(run: Run, ranks: list[int], name: str) -> Iterator[dict[int, pa.Table]]:

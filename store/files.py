@@ -51,6 +51,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text + " " * JSON_SLACK_BYTES + "\n")
     except OSError:
+        if not path.exists():  # There is nothing to write over.
+            raise
         _overwrite(path, text.encode())
 
 

@@ -7,8 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
-from fpdiff.store.places import Place, local
-from fpdiff.store.schema import EVENTS, SITES, STEPS
+from fpdiff.store.columns import steps_table
+from fpdiff.store.places import Place, local, open_file
+from fpdiff.store.schema import EVENTS, SITES
+
+_END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Ends an IPC stream that was finished."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +39,8 @@ def read_journal(path: Place) -> Journal:
         StoreError: whole parts of it are damaged, foreign, or of a newer format.
     """
     with naming(path):
-        data = local(path).read_bytes()
+        with open_file(local(path)) as file:
+            data = file.read()
         batches, metadata, whole = _read_stream(data, path)
         sites: list[Any] = []
         steps: dict[int, Any] = {}
@@ -46,24 +51,10 @@ def read_journal(path: Place) -> Journal:
                 steps.pop(row["step"], None)
                 steps[row["step"]] = row
         site_table = pa.Table.from_pylist(sites, SITES)
-        step_table = steps_from_json(list(steps.values()))
+        step_table = steps_table(list(steps.values()), bytes.fromhex)
         for table in (site_table, step_table, pa.Table.from_batches(batches, EVENTS)):
             check_nulls(table, path)
         return Journal(path=path, batches=batches, sites=site_table, steps=step_table, whole=whole)
-
-
-def steps_from_json(rows: list[dict[str, Any]]) -> pa.Table:
-    """Return rows of STEPS whose digests are hex strings as a table."""
-    columns = []
-    for column in STEPS:
-        values = [row.get(column.name) for row in rows]
-        if column.type == pa.uuid():
-            digests = [None if value is None else bytes.fromhex(value) for value in values]
-            storage = pa.array(digests, pa.binary(16))
-            columns.append(pa.ExtensionArray.from_storage(pa.uuid(), storage))
-        else:
-            columns.append(pa.array(values, column.type))
-    return pa.Table.from_arrays(columns, schema=STEPS)
 
 
 def _read_stream(
@@ -97,9 +88,6 @@ def _count_messages(data: bytes) -> tuple[int, bool]:
         except (pa.ArrowException, OSError):
             return count, False
         count += 1
-
-
-_END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def _json(entry: dict[bytes, bytes], key: str, kind: type, path: Place) -> Any:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from fpdiff.store.checks import check_nulls, check_schema, damaged, naming
 from fpdiff.store.events import EventRows
-from fpdiff.store.places import Place, announce, end_of, local
+from fpdiff.store.places import Place, announce, end_of, local, open_file
 from fpdiff.store.schema import TABLES
 
 _SMALL_BYTES = 1 << 18
@@ -137,7 +137,7 @@ class TableFile:
         """Return a small file whole: pyarrow would read it twice, footer and columns."""
         if self._held is not None:
             return self._held
-        with local(self.path).open("rb", buffering=0) as raw:
+        with open_file(local(self.path), buffering=0) as raw:
             size_bytes = os.fstat(raw.fileno()).st_size
             if not size_bytes:
                 raise damaged(self.path, "it is empty")

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from fpdiff.store.bucket import is_url
 from fpdiff.store.objects import Listing, ObjectPath
@@ -30,10 +30,19 @@ def local(file: Place) -> Path:
     return file.listing.fetch(file.key) if isinstance(file, ObjectPath) else file
 
 
+def open_file(path: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a local file for reading; what is none, a pipe say, is not waited for and empty."""
+    return open(path, "rb", buffering, opener=_open_at_once)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def announce(file: Place) -> None:
     """Have a local file brought into memory meanwhile, where the system knows how."""
     if isinstance(file, Path) and hasattr(os, "posix_fadvise"):
-        with file.open("rb", buffering=0) as raw:
+        with open_file(file, buffering=0) as raw:
             os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 

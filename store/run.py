@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.store.bucket import refuse_other_scheme
-from fpdiff.store.checks import SharedLists, check_version, damaged, naming, read_json
+from fpdiff.store.checks import (
+    SharedLists,
+    check_version,
+    damaged,
+    mapping,
+    naming,
+    read_json,
+    whole,
+)
 from fpdiff.store.compact import Compact
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import EventChecker, EventRows, unique_sites, unique_steps
@@ -84,6 +92,22 @@ class RankRecord:
         """
         path = self.root / "ranks" / f"{rank_name(self.rank)}.json"
         return read_json(path, self._lists) if path.exists() else {}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the rank ran in, see `info`."""
+        return mapping(self.info.get("environment"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that the rank was recorded with, see `info`."""
+        return mapping(self.info.get("settings"))
+
+    @property
+    def blind_spots(self) -> dict[str, int]:
+        """What was executed but not fingerprinted: reason to count, see `info`."""
+        found = mapping(self.info.get("blind_spots")).items()
+        return {reason: number for reason, count in found if (number := whole(count)) is not None}
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -363,6 +387,11 @@ class Run:
         self.info = info
         self.ranks = ranks
         self._shift = shift
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that the run was recorded with, as run.json has them."""
+        return mapping(self.info.get("settings"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process open it anew."""

@@ -39,6 +39,9 @@ DIGEST_BYTES: Final = 16
 CONTENTS: Final = ("run.json", "ranks", "sites", "events", "steps", "journal", "compact")
 """What a run's folder holds, beside later attempts; nothing else in it is ever removed."""
 
+MAX_RANKS: Final = 1_000_000
+"""More ranks than any job has; counting to any number would take all memory."""
+
 PHASES: Final = (
     "init",
     "forward",
@@ -83,8 +86,8 @@ GROUPS: Final = (*PHASES, "generator", "metrics", "batch", "loss", "parameters")
 
 `generator` holds the generators' states at step start and `metrics` what the script logged; these
 two are in no other group and not in the totals, since unseeded generators and throughput figures
-differ harmlessly. `batch` holds the root modules' arguments in training, `loss` what backward() was called on,
-`parameters` all parameters at step start and after the optimizer.
+differ harmlessly. `batch` holds the root modules' arguments in training, `loss` what backward() was
+called on, `parameters` all parameters at step start and after the optimizer.
 """
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from fpdiff.store.checks import text, whole
 from fpdiff.store.files import attempts
 from fpdiff.store.run import RankRecord, Run
 
@@ -59,12 +60,12 @@ def summarize(run: Run) -> RunSummary:
     return RunSummary(
         path=str(run.path),
         command=[str(word) for word in command] if isinstance(command, list) else [],
-        created=_text(run.info.get("created")),
-        ended=_text(run.info.get("ended")),
-        exit_code=_whole(run.info.get("exit_code")),
-        level=_text(run.info.get("level")),
-        digest=_text(run.info.get("digest")),
-        settings=_mapping(run.info.get("settings")),
+        created=text(run.info.get("created")),
+        ended=text(run.info.get("ended")),
+        exit_code=whole(run.info.get("exit_code")),
+        level=text(run.info.get("level")),
+        digest=text(run.info.get("digest")),
+        settings=run.settings,
         ranks=ranks,
         compact=[rank for rank, record in run.ranks.items() if record.is_compact],
         attempts=[str(run.path / name) for name in attempts(run.path)],
@@ -84,7 +85,7 @@ def _summarize_rank(record: RankRecord) -> RankSummary:
     return RankSummary(
         rank=record.rank,
         state=state_of(record),
-        stopped=_text(record.info.get("stopped")),
+        stopped=text(record.info.get("stopped")),
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         num_steps=len(steps),
@@ -102,9 +103,7 @@ def state_of(record: RankRecord) -> str:
 
 def _environments(run: Run) -> tuple[dict[str, Any], dict[str, dict[str, list[int]]]]:
     by_rank = {
-        rank: flatten(_mapping(record.info.get("environment")))
-        for rank, record in run.ranks.items()
-        if record.info
+        rank: flatten(record.environment) for rank, record in run.ranks.items() if record.info
     }
     common: dict[str, Any] = {}
     differences: dict[str, dict[str, list[int]]] = {}
@@ -113,7 +112,7 @@ def _environments(run: Run) -> tuple[dict[str, Any], dict[str, dict[str, list[in
         for rank, environment in by_rank.items():
             values.setdefault(str(environment.get(key)), []).append(rank)
         if len(values) == 1:
-            common[key] = next(iter(by_rank.values()))[key]
+            common[key] = next(iter(by_rank.values())).get(key)
         else:
             differences[key] = values
     return common, differences
@@ -133,18 +132,5 @@ def flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _blind_spots(run: Run) -> dict[str, int]:
     total: Counter[str] = Counter()
     for record in run.ranks.values():
-        for reason, count in _mapping(record.info.get("blind_spots")).items():
-            total[reason] += _whole(count) or 0
+        total.update(record.blind_spots)
     return dict(total.most_common())
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None

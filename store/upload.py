@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fpdiff.store.bucket import ObjectFolder, is_url
+from fpdiff.store.checks import mapping
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import attempts, write_json
 from fpdiff.store.run import Run
@@ -196,11 +197,10 @@ def _parsed(text: bytes) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return mapping(content)
 
 
 def _process(info: dict[str, Any]) -> tuple[Any, Any]:
     """Return which process a rank was."""
-    environment = info.get("environment")
-    known = environment if isinstance(environment, dict) else {}
+    known = mapping(info.get("environment"))
     return known.get("hostname"), known.get("pid")

@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fpdiff.store.checks import damaged
+from fpdiff.store.checks import damaged, too_large
 from fpdiff.store.errors import StoreError
 from fpdiff.store.events import one_piece
 from fpdiff.store.parquet import TableFile
@@ -34,6 +34,8 @@ def verify_file(connection: duckdb.DuckDBPyConnection, file: TableFile) -> None:
             "coalesce(stats_max_value, stats_max), stats_null_count "
             f"FROM parquet_metadata({quoted(pattern(local(file.path)))})"
         ).fetchall()
+    except duckdb.OutOfMemoryException as error:
+        raise too_large(file.path) from error
     except duckdb.Error as error:
         raise damaged(file.path, str(error).splitlines()[0]) from error
     for group, name, *statistics in chunks:

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from fpdiff.store.checks import naming
+from fpdiff.store.checks import naming, text, whole
 from fpdiff.store.errors import QueryError
 from fpdiff.store.objects import ObjectPath
 from fpdiff.store.parquet import TableFile
@@ -171,6 +171,8 @@ def _query_errors() -> Iterator[None]:
 def _files(runs: dict[str, Run]) -> Iterator[TableFile]:
     for run in runs.values():
         for record in run.ranks.values():
+            # Read at once: where the run is being recorded they become Parquet, and go.
+            _ = record.journals
             for segment in record.segments:
                 yield from segment.files.values()
 
@@ -200,34 +202,27 @@ def _store(
 
 def _run_row(label: str, run: Run) -> dict[str, Any]:
     command = run.info.get("command")
-    code = run.info.get("exit_code")
     return {
         "run": label,
         "path": str(run.path),
-        "level": _text(run.info.get("level")),
-        "command": " ".join(map(str, command)) if isinstance(command, list) else _text(command),
-        "created": _text(run.info.get("created")),
-        "ended": _text(run.info.get("ended")),
-        "exit_code": code if isinstance(code, int) else None,
+        "level": text(run.info.get("level")),
+        "command": " ".join(map(str, command)) if isinstance(command, list) else text(command),
+        "created": text(run.info.get("created")),
+        "ended": text(run.info.get("ended")),
+        "exit_code": whole(run.info.get("exit_code")),
     }
 
 
 def _rank_row(label: str, record: RankRecord) -> dict[str, Any]:
-    environment = record.info.get("environment")
-    hostname = environment.get("hostname") if isinstance(environment, dict) else None
     return {
         "run": label,
         "rank": record.rank,
-        "hostname": _text(hostname),
+        "hostname": text(record.environment.get("hostname")),
         "finished": record.info.get("finished") is True,
-        "stopped": _text(record.info.get("stopped")),
-        "environment": json.dumps(environment or {}),
-        "blind_spots": json.dumps(record.info.get("blind_spots") or {}),
+        "stopped": text(record.info.get("stopped")),
+        "environment": json.dumps(record.environment),
+        "blind_spots": json.dumps(record.blind_spots),
     }
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _tail(run: Run, name: str) -> pa.Table:

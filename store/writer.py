@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fpdiff.store.columns import EventColumns
+from fpdiff.store.columns import EventColumns, steps_table
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import replacing, write_json
 from fpdiff.store.schema import EVENTS, SITES, STEPS, TABLES, rank_name, segment_name
@@ -184,7 +184,7 @@ class RankWriter:
             self.rank,
             segment.index,
             sites=pa.Table.from_pylist(segment.sites, SITES),
-            steps=_steps_table(list(segment.steps.values())),
+            steps=steps_table(list(segment.steps.values())),
             batches=segment.batches,
         )
         (self._journals / f"{segment_name(segment.index)}.arrows").unlink()
@@ -265,15 +265,3 @@ def _row_groups(batches: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
         count += len(batch)
         step = batch["step"][0]
     return groups
-
-
-def _steps_table(rows: list[dict[str, Any]]) -> pa.Table:
-    columns = []
-    for column in STEPS:
-        values = [row.get(column.name) for row in rows]
-        if column.type == pa.uuid():
-            storage = pa.array(values, pa.binary(16))
-            columns.append(pa.ExtensionArray.from_storage(pa.uuid(), storage))
-        else:
-            columns.append(pa.array(values, column.type))
-    return pa.Table.from_arrays(columns, schema=STEPS)

@@ -1,7 +1,9 @@
 """The folders, the links to them, and the public face."""
 
+import ast
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import fpdiff
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("cli", "examples", "fingerprint", "store")
+INITS = [init for link in LINKS for init in sorted((ROOT / link).rglob("__init__.py"))]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
@@ -41,6 +44,16 @@ def test_links_lead_to_the_folders() -> None:
     for name in LINKS:
         assert (ROOT / "fpdiff" / name).readlink() == Path("..") / name
         assert (ROOT / "fpdiff" / name).resolve() == ROOT / name
+
+
+@pytest.mark.parametrize("init", INITS, ids=lambda init: init.parent.name)
+def test_a_package_lists_its_modules(init: Path) -> None:
+    """docs/explanation/architecture.md says so: one line each, in the docstring."""
+    told = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    listed = re.findall(r"^(\w+/?) {2,}\S", told, re.MULTILINE)
+    modules = [path.stem for path in init.parent.glob("*.py") if path != init]
+    folders = [f"{path.parent.name}/" for path in init.parent.glob("*/*.py")]
+    assert sorted(listed) == sorted({*modules, *folders})
 
 
 def test_all_is_sorted_and_is_what_is_public() -> None:

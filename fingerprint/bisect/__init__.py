@@ -14,15 +14,18 @@ microbatches  those that one run has in front of those that both have
 origins       which mismatched events no mismatched event explains
 roots         whether another model is the root in the other run
 findings      what a rank's first differing step holds, in little
+meetings      collectives and messages, known alike on all ranks
 reach         what an origin led to in its step
 count         every event that differs, over all steps
 parallel      the same work on many ranks at once, in threads
 raytasks      the same as tasks of a Ray cluster
 attribute     which findings are origins and which were received from other ranks
+senders       ranks whose differences count on other ranks alone
 classify      what kind of difference an origin is
 describe      an origin in full, with the evidence
 alike         which origins one cause may have made
 shift         the same batch at another step
 metrics       the loss and the logged numbers that differ
+wording       numbers, ranks and steps as sentences name them
 advice        hints, and the command that narrows further
 """

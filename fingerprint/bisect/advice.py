@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from fpdiff.fingerprint.bisect.classify import OUTSIDE
-from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, settings_of
+from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.verdict import Origin
 from fpdiff.fingerprint.catalogue import UNSEEN_LAUNCH, base_name, is_launch, nondeterminism
 from fpdiff.store.run import RankRecord, Run
@@ -218,14 +218,12 @@ def _known(op: str, *, on_cpu: bool) -> dict[str, Any] | None:
 
 def is_on_cpu(record: RankRecord) -> bool:
     """Return whether a rank used no other device."""
-    environment = record.info.get("environment")
-    return isinstance(environment, dict) and environment.get("decides.devices") == ["cpu"]
+    return record.environment.get("decides.devices") == ["cpu"]
 
 
 def is_of_all_steps(record: RankRecord) -> bool:
     """Return whether a rank was recorded in all steps of its run."""
-    settings = record.info.get("settings")
-    return not (isinstance(settings, dict) and settings.get("steps"))
+    return not record.settings.get("steps")
 
 
 def strength(rung: str, class_: str, num_inputs: int) -> str:
@@ -259,7 +257,7 @@ def next_command(run: Run, rung: str, origins: list[Origin]) -> str | None:
     command = run.info.get("command")
     if not origins or not isinstance(command, list) or not command:
         return None
-    settings = settings_of(run)
+    settings = run.settings
     first = origins[0]
     record = run.ranks.get(first.rank)
     on_cpu = record is not None and is_on_cpu(record)
@@ -296,5 +294,4 @@ def _may_be_a_launch(origin: Origin, run: Run) -> bool:
     if not is_read_by_op and origin.class_ not in _MAY_BE_A_LAUNCH:
         return False
     record = run.ranks.get(origin.rank)
-    blind_spots = record.info.get("blind_spots") if record is not None else None
-    return isinstance(blind_spots, dict) and UNSEEN_LAUNCH in blind_spots
+    return record is not None and UNSEEN_LAUNCH in record.blind_spots

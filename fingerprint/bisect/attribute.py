@@ -16,7 +16,6 @@ from fpdiff.fingerprint.bisect.findings import (
     given,
 )
 from fpdiff.fingerprint.bisect.meetings import Meeting
-from fpdiff.fingerprint.bisect.preflight import ranks_text
 from fpdiff.fingerprint.bisect.tier import RankTier
 from fpdiff.fingerprint.bisect.verdict import (
     EnvironmentDifference,
@@ -24,6 +23,7 @@ from fpdiff.fingerprint.bisect.verdict import (
     OriginGroup,
     Receiver,
 )
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.fingerprint.catalogue import base_name
 from fpdiff.store.run import RankRecord, Run
 
@@ -53,8 +53,7 @@ class Groups:
         return self._known[rank]
 
     def _process_groups(self, record: RankRecord) -> Iterator[frozenset[int]]:
-        environment = record.info.get("environment")
-        groups = environment.get("process_groups") if isinstance(environment, dict) else None
+        groups = record.environment.get("process_groups")
         for group in groups if isinstance(groups, list) else []:
             ranks = group.get("ranks") if isinstance(group, dict) else None
             if isinstance(ranks, list) and record.rank in (members := self._set_of(ranks)):

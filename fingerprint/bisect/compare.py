@@ -14,17 +14,9 @@ from fpdiff.fingerprint.bisect.findings import RankFindings, first_finding
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.metrics import find_metrics
 from fpdiff.fingerprint.bisect.parallel import Engine, in_parallel
-from fpdiff.fingerprint.bisect.preflight import (
-    OP_RUNGS,
-    Common,
-    Ranges,
-    preflight,
-    ranks_text,
-    settings_of,
-    steps_text,
-)
+from fpdiff.fingerprint.bisect.preflight import OP_RUNGS, Common, preflight
 from fpdiff.fingerprint.bisect.senders import with_senders
-from fpdiff.fingerprint.bisect.tier import RankTier
+from fpdiff.fingerprint.bisect.tier import Ranges, RankTier
 from fpdiff.fingerprint.bisect.verdict import (
     Compared,
     Counted,
@@ -33,6 +25,7 @@ from fpdiff.fingerprint.bisect.verdict import (
     OriginGroup,
     Verdict,
 )
+from fpdiff.fingerprint.bisect.wording import counted, ranks_text, steps_text
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
 
@@ -104,7 +97,7 @@ def compare_runs(
         rung=common.rung,
         environment=common.environment,
         tiers=tiers,
-        rehashed=all(settings_of(run).get("rehash") for run in (a, b)),
+        rehashed=all(run.settings.get("rehash") for run in (a, b)),
     )
     origins, groups = attribution.origins()
     return Verdict(
@@ -335,7 +328,7 @@ def _diverged(origins: list[Origin], groups: list[OriginGroup], attribution: Att
     where = f"rank {origin.rank}, step {origin.step}, {origin.phase}"
     more = f"; the first of {count:,} origins" if count > 1 else ""
     if len(groups) < count == sum(group.count for group in groups):
-        more += f" in {_numbered(len(groups), 'group')}"
+        more += f" in {counted(len(groups), 'group')}"
     return f"{where}: {origin.summary} ({origin.class_}{more})"
 
 
@@ -343,10 +336,6 @@ def _identical(compared: Compared) -> str:
     first, last = compared.steps
     span = steps_text([first] if first == last else [first, last]).replace(", ", "-")
     return (
-        f"identical: {_numbered(compared.events, 'event')} on {_numbered(len(compared.ranks), 'rank')}"
-        f" over {_numbered(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
+        f"identical: {counted(compared.events, 'event')} on {counted(len(compared.ranks), 'rank')}"
+        f" over {counted(compared.num_steps, 'step')} ({span}), rung {compared.rung}"
     )
-
-
-def _numbered(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

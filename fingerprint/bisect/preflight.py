@@ -6,21 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.store.errors import CompareError
 from fpdiff.store.files import attempts
-from fpdiff.store.run import RankRecord, Run
+from fpdiff.store.run import Run
 
 RUNGS = ("step", "layer", "op", "kernel")
 
 OP_RUNGS = RUNGS[2:]
 """Those that know what each operator read."""
 
-_MAX_STRETCHES = 8
 _DECIDES = "decides."
 _UNREMARKABLE = {"argv", "pid", "executable", "local_rank", "node_rank"}
 """Entries that differ between any two launches, or that the command says already."""
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,6 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
     )
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """Return the options that a run was recorded with, as run.json has them."""
-    settings = run.info.get("settings")
-    return settings if isinstance(settings, dict) else {}
-
-
 def _level(run: Run) -> str:
     level = run.info.get("level")
     if level not in RUNGS:
@@ -119,11 +111,11 @@ def _level(run: Run) -> str:
 
 def _has_collectives(run: Run) -> bool:
     """Return whether a run recorded what it had no choice about, or had and did."""
-    return _level(run) != "layer" or bool(settings_of(run).get("collectives"))
+    return _level(run) != "layer" or bool(run.settings.get("collectives"))
 
 
 def _modules(run: Run) -> str:
-    pattern = str(settings_of(run).get("modules") or "")
+    pattern = str(run.settings.get("modules") or "")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -172,7 +164,7 @@ def _unfinished(label: str, run: Run, ranks: list[int]) -> list[str]:
 
 
 def _undescribed(label: str, run: Run, ranks: list[int]) -> list[str]:
-    missing = [rank for rank in ranks if not _flat(run.ranks[rank])]
+    missing = [rank for rank in ranks if not run.ranks[rank].environment]
     if not missing:
         return []
     return [f"{label} has no description of {ranks_text(missing)}: environments are not compared"]
@@ -182,7 +174,7 @@ def _environment(a: Run, b: Run, ranks: list[int]) -> list[EnvironmentDifference
     found: dict[tuple[str, str, str], list[int]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     for rank in ranks:
-        first, second = (_flat(run.ranks[rank]) for run in (a, b))
+        first, second = (run.ranks[rank].environment for run in (a, b))
         if not first or not second:
             continue
         for key in sorted(first.keys() | second.keys()):
@@ -209,44 +201,10 @@ def _environment(a: Run, b: Run, ranks: list[int]) -> list[EnvironmentDifference
     return sorted(differences, key=lambda d: (not d.decides, d.key, d.ranks))
 
 
-def _flat(record: RankRecord) -> dict[str, Any]:
-    found = record.info.get("environment", {})
-    return found if isinstance(found, dict) else {}
-
-
 def _blind_spots(a: Run, b: Run, ranks: list[int]) -> list[dict[str, Any]]:
     counts: dict[str, list[int]] = {}
     for side, run in enumerate((a, b)):
         for rank in ranks:
-            spots = run.ranks[rank].info.get("blind_spots")
-            for reason, count in spots.items() if isinstance(spots, dict) else ():
+            for reason, count in run.ranks[rank].blind_spots.items():
                 counts.setdefault(reason, [0, 0])[side] += count
     return [{"reason": r, "a": n[0], "b": n[1]} for r, n in sorted(counts.items())]
-
-
-def numbers_text(numbers: list[int]) -> str:
-    """Return sorted numbers as `0-3, 7`; when there are many stretches, the first of them."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    shown = ["-".join(map(str, part)) for part in parts[:_MAX_STRETCHES]]
-    return ", ".join(shown) + (" and more" if len(parts) > _MAX_STRETCHES else "")
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """Return `rank 3`, `ranks 0-3` or `no rank`."""
-    return _named("rank", ranks)
-
-
-def steps_text(steps: list[int]) -> str:
-    """Return `step 3`, `steps 0-3` or `no step`."""
-    return _named("step", steps)
-
-
-def _named(noun: str, numbers: list[int]) -> str:
-    if not numbers:
-        return f"no {noun}"
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)}"

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fpdiff.fingerprint.bisect.preflight import ranks_text, steps_text
+from fpdiff.fingerprint.bisect.wording import ranks_text, steps_text
 
 SCHEMA = 1
 """Version of the JSON form."""
@@ -103,8 +103,3 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"schema": SCHEMA, **asdict(self)}
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 event` or `1,234 events`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fpdiff.fingerprint.bisect.preflight import numbers_text
-from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate, Check, counted
+from fpdiff.fingerprint.bisect.wording import counted, numbers_text
+from fpdiff.fingerprint.certify.certificate import CHECKS, Certificate, Check
 from fpdiff.fingerprint.certify.collectives import CollectiveCheck
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.presence import check_presence
@@ -15,6 +15,7 @@ from fpdiff.fingerprint.certify.sites import Sites
 from fpdiff.fingerprint.certify.stream import StepEvents, read_steps, to_arrays
 from fpdiff.fingerprint.certify.unseen import notes, sum_blind_spots
 from fpdiff.fingerprint.certify.whole import EventCheck, check_ending, check_files, check_rows
+from fpdiff.store.checks import text
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import RankRecord, Run
 from fpdiff.store.verify import Verifier
@@ -136,8 +137,7 @@ class _Certifier:
         findings = self._ledger.findings()
         steps = sorted({step for rank in ranks for step in rank.steps})
         num_steps = max(len(rank.steps) for rank in ranks)
-        level = self._run.info.get("level")
-        rung = None if level is None else str(level)
+        rung = text(self._run.info.get("level"))
         summary = (
             findings[0].text
             if findings

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fpdiff.fingerprint.bisect.arm import Flags, Ints
-from fpdiff.fingerprint.bisect.preflight import ranks_text
+from fpdiff.fingerprint.bisect.wording import counted, ranks_text
 from fpdiff.fingerprint.catalogue import base_name
-from fpdiff.fingerprint.certify.certificate import counted
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.rank import Rank
-from fpdiff.fingerprint.certify.sites import Site, Sites
+from fpdiff.fingerprint.certify.sites import Site, Sites, described
 from fpdiff.fingerprint.certify.stream import StepEvents
 
 _MICROBATCH = 32
@@ -119,7 +118,7 @@ class CollectiveCheck:
         keep = counts >= 0
         number, order = np.unique((counts | microbatch)[keep], return_index=True)
         at = at[keep][order]
-        description = sites.column(_description)[events.site[at]]
+        description = sites.column(described)[events.site[at]]
         digest = events.digest[at]
         # Of what is given only the description must agree.
         digest[sites.column(_is_sent)[events.site[at]] == 1] = 0
@@ -341,10 +340,6 @@ def _result(site: Site) -> tuple[object, ...] | None:
     agrees = kind == "received" and _gets_the_same(site)
     agrees |= kind in ("sent", "arguments") and _reduces(site)
     return (site.point, site.occurrence) if agrees and site.point.members is not None else None
-
-
-def _description(site: Site) -> tuple[object, ...]:
-    return site.dtype, site.shape
 
 
 def _dtype(site: Site) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from fpdiff.fingerprint.bisect.preflight import settings_of, steps_text
-from fpdiff.fingerprint.certify.certificate import counted
+from fpdiff.fingerprint.bisect.wording import counted, steps_text
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.store.run import Run
@@ -77,7 +76,7 @@ def _wanted(run: Run, size: int) -> Iterable[int]:
 
 def window_of(run: Run, name: str) -> list[tuple[int, int]]:
     """Return the half-open ranges that a run was narrowed to, empty if it was not."""
-    found = settings_of(run).get(name)
+    found = run.settings.get(name)
     pairs = found if isinstance(found, list) else []
     return [
         (pair[0], pair[1])

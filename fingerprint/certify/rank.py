@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from fpdiff.store.checks import whole
 from fpdiff.store.run import RankRecord
+from fpdiff.store.schema import MAX_RANKS
 from fpdiff.store.summary import state_of
 
 
@@ -49,18 +51,10 @@ def describe(record: RankRecord) -> Rank:
     Raises:
         StoreError: its JSON file is damaged.
     """
-    environment = record.info.get("environment")
-    size = environment.get("world_size") if isinstance(environment, dict) else None
+    size = whole(record.environment.get("world_size"))
     return Rank(
         record.rank,
         state_of(record),
-        size if isinstance(size, int) and size > 0 else None,
-        blind_spots_of(record),
+        size if size is not None and 0 < size <= MAX_RANKS else None,
+        record.blind_spots,
     )
-
-
-def blind_spots_of(record: RankRecord) -> dict[str, int]:
-    """Return what a rank did not see: reason to count."""
-    found = record.info.get("blind_spots")
-    spots = found.items() if isinstance(found, dict) else ()
-    return {reason: count for reason, count in spots if isinstance(count, int)}

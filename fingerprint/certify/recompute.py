@@ -11,10 +11,10 @@ step's forward, and not by its place in the program.
 import numpy as np
 
 from fpdiff.fingerprint.bisect.arm import Ints
+from fpdiff.fingerprint.bisect.wording import counted
 from fpdiff.fingerprint.catalogue import base_name
-from fpdiff.fingerprint.certify.certificate import counted
 from fpdiff.fingerprint.certify.ledger import Ledger
-from fpdiff.fingerprint.certify.sites import Site, Sites
+from fpdiff.fingerprint.certify.sites import Site, Sites, described
 from fpdiff.fingerprint.certify.stream import StepEvents
 
 # Not what is written in place: a normalisation's running statistics are rightly moved on twice,
@@ -63,7 +63,7 @@ class RecomputeCheck:
 
     def _values(self, events: StepEvents, what: Ints) -> Ints:
         """Return a number for each event, equal for equal bits of the same thing."""
-        description = self._sites.column(_description)[events.site]
+        description = self._sites.column(described)[events.site]
         words = [column.astype(np.uint64) for column in (what, description)]
         rows = np.column_stack([*words, events.digest])
         value: Ints = np.unique(rows.view("V32").ravel(), return_inverse=True)[1]
@@ -131,7 +131,3 @@ def _is_trained(site: Site) -> bool:
 
 def _is_output(site: Site) -> bool:
     return site.point.kind == "output" and site.point.op is None
-
-
-def _description(site: Site) -> tuple[object, ...]:
-    return site.dtype, site.shape

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fpdiff.fingerprint.bisect.arm import Flags, Ints
-from fpdiff.fingerprint.bisect.preflight import ranks_text
-from fpdiff.fingerprint.certify.certificate import counted
+from fpdiff.fingerprint.bisect.wording import counted, ranks_text
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.sites import Site, Sites
 from fpdiff.fingerprint.certify.stream import StepEvents

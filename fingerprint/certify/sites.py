@@ -77,6 +77,11 @@ class Sites:
         return column.of_all(self.rows)
 
 
+def described(site: Site) -> tuple[object, ...]:
+    """Return what a column of sites tells apart by dtype and shape."""
+    return site.dtype, site.shape
+
+
 class Numbering(NamedTuple):
     """Leads from a rank's own numbers of sites to the common ones."""
 

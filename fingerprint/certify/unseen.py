@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from fpdiff.fingerprint.bisect.preflight import ranks_text, settings_of
+from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.fingerprint.certify.presence import gaps, window_of
 from fpdiff.fingerprint.certify.rank import Rank
+from fpdiff.store.checks import text
 from fpdiff.store.run import Run
 
 _LEFT_OUT = {
@@ -24,13 +25,13 @@ def sum_blind_spots(ranks: Iterable[Rank]) -> dict[str, int]:
 
 def notes(run: Run, ranks: list[Rank]) -> Iterator[str]:
     """Yield what the settings left out, and what is worth knowing and is no finding."""
-    level = run.info.get("level")
+    level = text(run.info.get("level"))
     if level in _LEFT_OUT:
         yield f"rung {level}: {_LEFT_OUT[level]}"
     for name, last in (("steps", 0), ("ranks", 1)):
         if window := window_of(run, name):
             yield f"only {name} {_window(window, last)} were recorded, as the settings say"
-    if modules := settings_of(run).get("modules"):
+    if modules := run.settings.get("modules"):
         yield f"only modules that match {modules!r} were recorded, as the settings say"
     if gap := gaps(ranks):
         yield gap

@@ -4,7 +4,7 @@ from array import array
 from typing import Any
 
 from fpdiff.fingerprint.bisect.arm import Ints
-from fpdiff.fingerprint.bisect.preflight import numbers_text
+from fpdiff.fingerprint.bisect.wording import numbers_text
 from fpdiff.fingerprint.certify.ledger import Ledger
 from fpdiff.fingerprint.certify.rank import Rank
 from fpdiff.fingerprint.certify.sites import Sites

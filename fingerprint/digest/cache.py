@@ -1,9 +1,9 @@
 """Each tensor version is digested once.
 
-A digest is found again by storage, version counter and place in the storage. The version counter alone does
-not see every write (`p.data.mul_(..)`, numpy on the tensor's memory, a storage refilled under a
-live tensor), so a hit also needs a sample of the tensor's bytes to be what it was. A write that
-goes past the counter *and* past the sample is missed until the next counted write: pass
+A digest is found again by storage, version counter and place in the storage. The version counter
+alone does not see every write (`p.data.mul_(..)`, numpy on the tensor's memory, a storage refilled
+under a live tensor), so a hit also needs a sample of the tensor's bytes to be what it was. A write
+that goes past the counter *and* past the sample is missed until the next counted write: pass
 `trust=False` where that matters more than the time.
 """
 

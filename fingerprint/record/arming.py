@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.hooks import RemovableHandle
 
 from fpdiff.fingerprint.record import current
 from fpdiff.fingerprint.record.modules import rehearsal
@@ -22,6 +25,7 @@ from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.script import ScriptCalls
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.fingerprint.record.state.optimizer import OptimizerHooks
+from fpdiff.fingerprint.record.wrapping import Around
 from fpdiff.store.errors import RecordError
 
 
@@ -38,63 +42,63 @@ def arm(settings: Settings) -> Callable[[], None]:
     """
     if current.script is not None:
         raise RecordError("this process is being recorded already: end that recording first")
-    recorder = Recorder(settings)
+    with ExitStack() as ends:
+        _put_in(Recorder(settings), ends)
+        # What cannot be put in whole, in another torch say, has been taken out by now.
+        return ends.pop_all().close
+
+
+def _put_in(recorder: Recorder, ends: ExitStack) -> None:
+    """Put everything in, and leave with `ends` what takes it out."""
+    ends.callback(recorder.close)
     gradients = GradientHooks(recorder)
     modules = ModuleHooks(recorder, gradients)
     optimizers = OptimizerHooks(recorder)
-    handles = [
-        torch_modules.register_module_forward_pre_hook(modules.before),
-        torch_modules.register_module_forward_hook(modules.after, always_call=True),
-        torch_optimizer.register_optimizer_step_pre_hook(optimizers.before),
-        torch_optimizer.register_optimizer_step_post_hook(optimizers.after),
+    own: set[int] = set()
+    hooks: list[tuple[Callable[..., RemovableHandle], Callable[..., None]]] = [
+        (torch_modules.register_module_forward_pre_hook, modules.before),
+        (partial(torch_modules.register_module_forward_hook, always_call=True), modules.after),
+        (torch_optimizer.register_optimizer_step_pre_hook, optimizers.before),
+        (torch_optimizer.register_optimizer_step_post_hook, optimizers.after),
     ]
-    modules_of_torch: Any = torch_modules
-    has_any_global_hook = modules_of_torch._has_any_global_hook
-    modules_of_torch._has_any_global_hook = _others_than({handle.id for handle in handles})
-    autograd: Any = torch.autograd  # The name is private; nothing public says when a pass begins.
-    engine = autograd._engine_run_backward
-    autograd._engine_run_backward = gradients.watch(engine)
-    clipping: Any = clip_grad
-    clip = clipping._clip_grads_with_norm_
-    clipping._clip_grads_with_norm_ = gradients.watch_clipping(clip)
-    script = current.script = ScriptCalls(recorder)
+    for register, hook in hooks:
+        handle = register(hook)
+        ends.callback(handle.remove)
+        own.add(handle.id)
+    ends.callback(gradients.remove)
+    _put_around(torch_modules, "_has_any_global_hook", lambda _: _others_than(own), ends)
+    # The name is private; nothing public says when a pass begins.
+    _put_around(torch.autograd, "_engine_run_backward", gradients.watch, ends)
+    _put_around(clip_grad, "_clip_grads_with_norm_", gradients.watch_clipping, ends)
+    script = ScriptCalls(recorder)
+    ends.callback(_forget, script)
+    current.script = script
     ops = OpRecorder(recorder, gradients)
-    end_ops = _watch_ops(ops) if recorder.collectives else None
-    ends = [rehearsal.pause_in(recorder), GraphRecorder(ops, optimizers).watch()]
-
-    def disarm() -> None:
-        if end_ops is not None:
-            end_ops()
-        for end in ends:
-            end()
-        for handle in handles:
-            handle.remove()
-        gradients.remove()
-        autograd._engine_run_backward = engine
-        clipping._clip_grads_with_norm_ = clip
-        modules_of_torch._has_any_global_hook = has_any_global_hook
-        if current.script is script:
-            current.script = None
-        recorder.close()
-
-    return disarm
+    if recorder.collectives:
+        _watch_ops(ops, ends)
+    ends.callback(rehearsal.pause_in(recorder))
+    ends.callback(GraphRecorder(ops, optimizers).watch())
 
 
-def _watch_ops(ops: OpRecorder) -> Callable[[], None]:
+def _put_around(holder: Any, name: str, around: Around, ends: ExitStack) -> None:
+    original = getattr(holder, name)
+    ends.callback(setattr, holder, name, original)
+    setattr(holder, name, around(original))
+
+
+def _forget(script: ScriptCalls) -> None:
+    if current.script is script:
+        current.script = None
+
+
+def _watch_ops(ops: OpRecorder, ends: ExitStack) -> None:
     if not ops.recorder.ops:
-        return HandleWatch(ops).watch()
-    mode = OpMode(ops)
-    mode.__enter__()  # type: ignore[no-untyped-call]
-    ends = [tritonpath.watch(KernelRecorder(ops))]
+        ends.callback(HandleWatch(ops).watch())
+        return
+    ends.enter_context(OpMode(ops))
+    ends.callback(tritonpath.watch(KernelRecorder(ops)))
     if ops.recorder.kernels:
-        ends.append(ops.recorder.events.device_kernels.watch())
-
-    def end() -> None:
-        for end_one in ends:
-            end_one()
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    return end
+        ends.callback(ops.recorder.events.device_kernels.watch())
 
 
 def _others_than(own: set[int]) -> Callable[[], bool]:

@@ -1,6 +1,8 @@
 """How a hook looks at tensors without anybody noticing, and what happens when it fails."""
 
 import functools
+import sys
+import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -18,6 +20,9 @@ _tracing_state = torch._C._get_tracing_state
 _NoTorchFunction = torch._C.DisableTorchFunction
 
 _dynamo: Any = torch._C._dynamo.eval_frame
+_KNOWN = {*sys.stdlib_module_names, "fpdiff", "numpy", "pyarrow", "torch", "triton", "xxhash"}
+"""Packages whose errors may come out of what a hook calls."""
+
 _LEAVE_ALONE = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
 
 
@@ -72,10 +77,14 @@ def stop_after(recorder: "Recorder", error: BaseException) -> bool:
     """Stop the recording, which an error has cut short in a hook.
 
     Returns:
-        Whether a signal's handler has raised it while the hook ran: then it is the program's own,
-        to be raised on.
+        Whether a signal's handler has raised it while the hook ran, or another thread has thrown it
+        in: then it is the program's own, to be raised on.
     """
-    by_signal = not isinstance(error, Exception) or _is_of_handler(error.__traceback__)
+    by_signal = (
+        not isinstance(error, Exception)
+        or _is_of_handler(error.__traceback__)
+        or _is_thrown_in(error)
+    )
     recorder.fail(error, by_signal=by_signal)
     return by_signal
 
@@ -90,3 +99,14 @@ def _is_of_handler(traceback: TracebackType | None) -> bool:
             return True
         traceback = traceback.tb_next
     return False
+
+
+def _is_thrown_in(error: Exception) -> bool:
+    """Return whether an error of the program's own class was raised by code of ours.
+
+    We do not know the class, so it has been thrown in, as libraries do to end what takes too long.
+    """
+    if type(error).__module__.partition(".")[0] in _KNOWN:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("fpdiff.")

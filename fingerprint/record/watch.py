@@ -4,6 +4,8 @@ It shares no state with the recorder, so that an error there cannot hide itself.
 after the recorder's own.
 """
 
+import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -37,15 +39,24 @@ class _Watch:
             try:
                 self._write([_text(p) for g in optimizer.param_groups for p in g["params"]])
             except OSError as error:
-                self._is_off = True
+                self._give_up()
                 warn(f"the parameters of pid {os.getpid()} are not watched: {error}")
 
     def _write(self, digests: list[str]) -> None:
         if self._file is None:
             path = self._folder / f"{rank_name(process.rank())}.jsonl"
-            self._file = path.open("x", encoding="utf-8")
-        self._file.write(json.dumps(digests) + "\n")
-        self._file.flush()
+            self._file = path.open("xb", buffering=0)
+        line = f"{json.dumps(digests)}\n".encode()
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _give_up(self) -> None:
+        """Leave an empty file, which no optimizer's step does: the rest would be missing."""
+        self._is_off = True
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # What is left ends within a line then.
+                self._file.truncate(0)
+            self._file.close()
 
 
 def _text(parameter: torch.Tensor) -> str:

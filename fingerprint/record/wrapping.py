@@ -33,10 +33,6 @@ def wrap(places: Places) -> Callable[[], None]:
                 wrapped.append((holder, name, original, ours))
 
     finder = _Finder(frozenset(places), imported)
-    sys.meta_path.insert(0, finder)
-    for name in places:
-        if (module := sys.modules.get(name)) is not None:
-            imported(module)
 
     def end() -> None:
         if finder in sys.meta_path:
@@ -45,6 +41,13 @@ def wrap(places: Places) -> Callable[[], None]:
             if vars(holder).get(name) is ours:  # Else somebody has wrapped ours, which is idle now.
                 setattr(holder, name, original)
 
+    try:
+        sys.meta_path.insert(0, finder)
+        for module in filter(None, map(sys.modules.get, places)):
+            imported(module)
+    except BaseException:
+        end()
+        raise
     return end
 
 

@@ -83,7 +83,7 @@ def verify(
 
     Raises:
         RecordError: the command cannot be run, fails without the recorder, or no optimizer of
-            torch steps in it.
+            torch steps in it; or there is no room for the digests.
     """
     say("without the recorder")
     bare = _read(_execute(command, folder / "watched-bare", stdout))
@@ -139,12 +139,21 @@ def _execute(command: list[str], folder: Path, stdout: IO[str] | None) -> Path:
 
 
 def _read(folder: Path) -> Watched:
-    return {
-        int(path.stem.removeprefix("rank=")): [
-            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-        for path in sorted(folder.glob("rank=*.jsonl"))
-    }
+    """Return the digests that an execution left.
+
+    Raises:
+        RecordError: some could not be written.
+    """
+    watched: Watched = {}
+    for path in sorted(folder.glob("rank=*.jsonl")):
+        rank, text = int(path.stem.removeprefix("rank=")), path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise RecordError(
+                f"the parameters of rank {rank} were not watched to the end: make room in"
+                f" {folder.parent}, or give --keep another folder"
+            )
+        watched[rank] = [json.loads(line) for line in text.splitlines()]
+    return watched
 
 
 def first_difference(bare: Path, watched: Path, run: Path) -> Difference | None:
@@ -154,6 +163,9 @@ def first_difference(bare: Path, watched: Path, run: Path) -> Difference | None:
         bare: the folder that one left its digests in.
         watched: that of the other.
         run: a record of one, for the parameters' names.
+
+    Raises:
+        RecordError: some digests could not be written.
     """
     a, b = _read(bare), _read(watched)
     if a.keys() != b.keys():

@@ -169,6 +169,22 @@ def test_odd_streams(line: str, said: str) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("compare gone run 2>/dev/full", 2),
+        ("sql run 'select * from range(101)' 2>/dev/full", 0),
+        ("record --out a -- sh -c 'mkdir a/journal; exit 3' 2>/dev/full", 3),
+        ("record --out a -- sh -c 'mkdir a/journal; exit 3' 2> >(true)", 3),
+    ],
+)
+def test_what_stderr_does_not_take_decides_nothing(line: str, code: int) -> None:
+    """Neither a full disk nor a reader that went away changes how a command ends."""
+    script = f"{shlex.quote(sys.executable)} -m fpdiff {line} >/dev/null"
+    result = subprocess.run(["bash", "-c", script], env=environment(), check=False)
+    assert result.returncode == code
+
+
 def test_a_stream_that_cannot_spell_a_name(here: Path) -> None:
     write_run(here / "ä")
     result = run([*FPDIFF, "show", "ä"], env={"PYTHONIOENCODING": "ascii"}, cwd=here)

@@ -1,7 +1,7 @@
 """Run by Python at its start in every process below `fpdiff record` and `fpdiff verify`.
 
-Arms the recorder, or what it is held against, when torch has been imported, and costs nothing in a process that never does.
-Another `sitecustomize` further down the path is run as it would be without this one.
+Arms the recorder, or what it is held against, when torch has been imported, and costs nothing in a
+process that never does. Another `sitecustomize` further down the path is run as it would be without this one.
 """
 
 import importlib.machinery
@@ -39,11 +39,15 @@ def _run_after(loader: Any) -> None:
 def _arm() -> None:
     try:
         from fpdiff.fingerprint.record.arming import arm
-        from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
+        from fpdiff.fingerprint.record.settings import (
+            ENVIRONMENT_VARIABLE,
+            WATCH_VARIABLE,
+            Settings,
+        )
 
         if ENVIRONMENT_VARIABLE in os.environ:
             arm(Settings.from_json(os.environ[ENVIRONMENT_VARIABLE]))
-        if folder := os.environ.get("FPDIFF_VERIFY"):
+        if folder := os.environ.get(WATCH_VARIABLE):
             from fpdiff.fingerprint.record.watch import watch
 
             watch(folder)

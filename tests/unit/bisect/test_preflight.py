@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 from synthetic_runs import Job, rewrite_json
 
-from fpdiff.fingerprint.bisect.preflight import (
-    RUNGS,
-    Common,
-    numbers_text,
-    preflight,
-    ranks_text,
-    steps_text,
-)
+from fpdiff.fingerprint.bisect.preflight import RUNGS, Common, preflight
 from fpdiff.fingerprint.record.settings import LEVELS
 from fpdiff.store.errors import CompareError
 from fpdiff.store.run import Run
@@ -139,10 +132,3 @@ def test_blind_spots_are_counted_on_both_sides(tmp_path: Path) -> None:
         {"reason": "x", "a": 2, "b": 10},
         {"reason": "y", "a": 4, "b": 0},
     ]
-
-
-def test_numbers_as_text() -> None:
-    assert numbers_text([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    assert numbers_text(list(range(0, 30, 2))) == "0, 2, 4, 6, 8, 10, 12, 14 and more"
-    assert [ranks_text(r) for r in ([], [3], [3, 4])] == ["no rank", "rank 3", "ranks 3-4"]
-    assert steps_text([1, 3]) == "steps 1, 3"

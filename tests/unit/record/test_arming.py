@@ -1,4 +1,5 @@
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ from recorded import hide_the_past, info, mlp, read, recorded, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
+from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
 
 import fpdiff
 from fpdiff.fingerprint.record import current
 from fpdiff.fingerprint.record.arming import arm
+from fpdiff.fingerprint.record.ops import inductor
 from fpdiff.fingerprint.record.settings import Settings
 from fpdiff.store.errors import RecordError
 
@@ -78,6 +81,44 @@ def test_every_hook_is_taken_out_after_an_error_of_ours(
         with pytest.warns(UserWarning, match="recording stopped"):
             train(model, steps=1)
     assert hooks(model) == before
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (torch.autograd, "_engine_run_backward"),
+        (clip_grad, "_clip_grads_with_norm_"),
+        (torch_optimizer, "register_optimizer_step_post_hook"),
+        (inductor, "look_away"),
+    ],
+    ids=lambda missing: missing[1],
+)
+def test_what_cannot_be_put_in_whole_is_taken_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[Any, str]
+) -> None:
+    """In a torch that has another name for something, say."""
+    monkeypatch.delattr(*missing)
+    before, finders, modes = _hooks_in_any_torch(), [*sys.meta_path], _num_modes()
+    with pytest.raises(AttributeError, match=missing[1]):
+        arm(Settings(out=str(run), level="op"))
+    assert _hooks_in_any_torch() == before
+    assert (sys.meta_path, _num_modes()) == (finders, modes)
+
+
+def _num_modes() -> int:
+    count: int = torch._C._len_torch_dispatch_stack()
+    return count
+
+
+def _hooks_in_any_torch() -> dict[str, Any]:
+    """Return everything that `arm` puts something into, None where torch lacks it."""
+    names = ("_engine_run_backward", "_clip_grads_with_norm_", "_has_any_global_hook")
+    holders: tuple[Any, ...] = (torch.autograd, clip_grad, torch_modules)
+    found = {n: getattr(h, n, None) for h, n in zip(holders, names, strict=True)}
+    tables = {n: dict(t) for n, t in vars(torch_modules).items() if n.endswith("_hooks")}
+    optimizers: Any = torch_optimizer
+    pre, post = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    return found | tables | {"pre": dict(pre), "post": dict(post), "script": current.script}
 
 
 def test_no_module_gets_a_hook_of_its_own(run: Path) -> None:

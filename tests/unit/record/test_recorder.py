@@ -3,6 +3,7 @@ import shutil
 import signal
 import warnings
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -385,6 +386,31 @@ def test_what_a_signals_handler_raises_in_a_hook_is_the_programs(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not info(run)["finished"] and {e.step for e in read(run)} == {0}
+
+
+THROWN = Preempted("now")
+
+
+def throw(*_: object) -> None:
+    raise THROWN
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+def test_what_is_thrown_into_a_hook_is_the_programs(
+    run: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `PyThreadState_SetAsyncExc` does, by which libraries end what takes too long."""
+    # It comes where no code of the program's runs.
+    ours = FunctionType(throw.__code__, {"__name__": "fpdiff.thrown_into", "THROWN": THROWN})
+    said = pytest.warns(UserWarning, match=r"step 1: a signal cut it short \(Preempted\)")
+    with fpdiff.record(run, level=level), said:
+        model = mlp()
+        optimizer = train(model, steps=1)
+        with monkeypatch.context() as patch, pytest.raises(Preempted, match="now"):
+            patch.setattr(StepEvents, "next_seq", ours)
+            train(model, steps=1, optimizer=optimizer)
+        train(model, steps=2, optimizer=optimizer)
+    assert not info(run)["finished"]
 
 
 def test_a_program_that_shows_warnings_itself_and_fails_is_left_in_peace(

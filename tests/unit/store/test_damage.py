@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic import Shape, digest, kill, site, step_row, write_rank, write_run, write_run_json
 
+from fpdiff.store.checks import naming
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
+from fpdiff.store.summary import summarize
 from fpdiff.store.writer import RankWriter
 
 
@@ -76,7 +79,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StoreError, match="run.json cannot be read: Permission denied"):
         Run.open(tmp_path)
 
@@ -224,3 +227,42 @@ def test_damaged_rank_json(tmp_path: Path) -> None:
     (tmp_path / "ranks" / "rank=00000.json").write_text(json.dumps([1]))
     with pytest.raises(StoreError, match="rank=00000.json is damaged"):
         _ = Run.open(tmp_path).ranks[0].info
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), pa.ArrowMemoryError("malloc"), OSError("ZSTD_DCtx create failed")]
+)
+def test_a_lack_of_memory_is_not_told_as_damage(tmp_path: Path, error: Exception) -> None:
+    with (
+        pytest.raises(StoreError, match="run.json takes more memory than there is: free some"),
+        naming(tmp_path / "run.json"),
+    ):
+        raise error
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run.json",
+        "ranks/rank=00000.json",
+        *(f"{table}/rank=00000/seg-00000.parquet" for table in ("sites", "events", "steps")),
+    ],
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    root = write_run(tmp_path / "run", shape=Shape(close=False))
+    (root / name).unlink()
+    os.mkfifo(root / name)
+    with pytest.raises(StoreError, match=name):
+        Run.open(root).ranks[0].announce_steps()
+        summarize(Run.open(root))
+        read_all(root)
+
+
+@pytest.mark.timeout(20)
+def test_a_journal_that_is_no_file_is_empty(tmp_path: Path) -> None:
+    root = write_run(tmp_path / "run", shape=Shape(close=False))
+    journal = root / "journal" / "rank=00000" / "seg-00002.arrows"
+    journal.unlink()
+    os.mkfifo(journal)
+    assert summarize(Run.open(root)).last_step == 3

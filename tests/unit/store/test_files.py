@@ -37,3 +37,12 @@ def test_a_longer_text_fits_when_the_disk_is_full(
     assert json.loads(path.read_text()) == {"a": 2}
     with pytest.raises(OSError, match="no room left on the disk"):
         write_json(path, {"stopped": "x" * 10_000})
+
+
+def test_a_new_file_for_which_there_is_no_room_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_json(tmp_path / "a.json", {"a": 1})
+    assert not list(tmp_path.iterdir())

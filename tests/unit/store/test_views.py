@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic import Shape, digest, write_rank, write_run, write_run_json
 
+from fpdiff.store import views
 from fpdiff.store.errors import QueryError, StoreError
 from fpdiff.store.run import Run
 from fpdiff.store.schema import EVENTS
@@ -40,6 +41,26 @@ def test_the_views_begin_with_the_run(both: duckdb.DuckDBPyConnection) -> None:
         result = query(both, f"SELECT * FROM {view}")
         assert result.columns[0] == "run"
         assert {row[0] for row in result.rows()} == {"a", "b'"}
+
+
+def test_a_segment_that_ends_while_files_are_verified_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a run that is being recorded: its journal becomes Parquet, and verifying takes long."""
+    root = write_run(tmp_path / "run", ranks=2, shape=Shape(close=False, steps=3, info={}))
+    journals = list(root.glob("journal/*/*.arrows"))
+    assert len(journals) == 2
+
+    def verify_slowly(*_: object) -> None:
+        for journal in journals:
+            journal.unlink(missing_ok=True)
+
+    monkeypatch.setattr(views, "verify_file", verify_slowly)
+    with connect({"a": Run.open(root)}) as connection:
+        assert ask(connection, "SELECT rank, count(*) FROM events GROUP BY 1 ORDER BY 1") == [
+            (0, 18),
+            (1, 18),
+        ]
 
 
 def test_events(both: duckdb.DuckDBPyConnection) -> None:
