@@ -310,7 +310,10 @@ OTHERS = {
         "no module is called outside of compiled code: `fpdiff record` says so and exits with 2",
     ),
     "Megatron Core": ("not tested", "it is not among the test dependencies"),
-    "DeepSpeed": ("not tested", "it is not among the test dependencies"),
+    "DeepSpeed": (
+        "not tested",
+        "by hand with 0.19.8, ZeRO 0 to 3 on two CPU ranks: twins identical, planted differences named",
+    ),
 }
 
 
