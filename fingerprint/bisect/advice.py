@@ -76,6 +76,10 @@ _EXCHANGED = (
     "the runs exchange other tensors here, or only one does: compare no_sync, parameters that no loss"
     " uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
 )
+_TRAINED = (
+    "only one run trains this parameter here: compare requires_grad, what is frozen or detached, and"
+    " whether the loss depends on it"
+)
 _ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
     "parameter": "the weights differ before the step: initialisation or a checkpoint",
@@ -171,6 +175,8 @@ def _of_structure(op: str | None, kind: str, phase: str) -> str:
         return _EXCHANGED
     if (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
         return _ADDED_TO
+    if kind in ("local_gradient", "reduced_gradient"):
+        return _TRAINED
     return _OF_PASSES.get(phase, _HINTS["structure"])
 
 

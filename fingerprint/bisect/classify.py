@@ -240,7 +240,8 @@ def _one_sided(site: Site, component: str | None, facts: Facts) -> Kind:
         return Kind("state", component, what)
     if component is not None:
         return Kind("state", component, f"{component} {_path(site)} exists only in {only}")
-    return Kind("structure", None, f"{described(site)} exists only in {only}, not in {other}")
+    exist = "exist" if site["kind"] == "arguments" else "exists"
+    return Kind("structure", None, f"{described(site)} {exist} only in {only}, not in {other}")
 
 
 def op_of(site: Site) -> str:

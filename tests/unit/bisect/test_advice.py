@@ -43,6 +43,7 @@ def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
     assert "zero_grad" in said("local_gradient")
     assert "options are equal" in said("parameter") and said("parameter") == said("master")
     assert said("output") == said("loss", "step") == hint("computation", None)
+    assert "requires_grad" in (hint("structure", None, kind="local_gradient") or "")
     assert "averages" in (hint("structure", None, phase="eval") or "")
     assert "checkpointed" in (hint("structure", None, phase="recompute") or "")
     assert "no_sync" in (hint("structure", None, "c10d.allreduce_.default", kind="sent") or "")

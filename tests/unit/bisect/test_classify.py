@@ -55,6 +55,11 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
             ),
         ),
         (
+            site(kind="arguments", slot="dim,index", op="aten.select.int"),
+            Facts(in_a=False),
+            ("arguments of aten.select in module l0 (dim,index) exist only in B, not in A"),
+        ),
+        (
             site(kind="input", slot="arg.0", phase="recompute"),
             Facts(in_a=False),
             "what the recomputation of module l0 was given (arg.0) exists only in B, not in A",
