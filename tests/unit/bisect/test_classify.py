@@ -55,7 +55,7 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
             ),
         ),
         (
-            site(kind="arguments", slot="dim,index", op="aten.select.int"),
+            site(kind="arguments", slot="dim,index", op="aten.select.int", members=None),
             Facts(in_a=False),
             ("arguments of aten.select in module l0 (dim,index) exist only in B, not in A"),
         ),
