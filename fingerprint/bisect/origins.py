@@ -41,12 +41,13 @@ class Findings:
 def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     """Split the mismatched rows into origins and carriers.
 
-    What one run has beyond the end of a record that was cut off does not count, nor do seven kinds
-    of difference: the state of a generator at step start (what a module drew from says where it
-    began to matter), what is listed again under the name that it goes by, logged numbers, training flags of modules that one run alone has (what they do
-    tells), evaluation passes that only one run made and that left nothing which is read elsewhere,
-    ops outside of all modules that nothing else read (a printed norm, a checkpoint), and where a
-    tensor is met first.
+    What one run has beyond the end of a record that was cut off does not count, nor do seven
+    kinds of difference: the state of a generator at step start (what a module drew from says
+    where it began to matter), what is listed again under the name that it goes by, logged
+    numbers, training flags of modules that one run alone has (what they do tells), evaluation
+    passes that only one run made and that left nothing which is read elsewhere, ops outside of
+    all modules that nothing else read (a printed norm, a checkpoint), and where a tensor is met
+    first.
 
     Args:
         aligned: the step.
@@ -175,7 +176,7 @@ def before_the_start(aligned: Aligned) -> Flags:
 
 
 def listed_again(aligned: Aligned) -> Flags:
-    """Return the rows of what one arm alone lists as what a step starts from, and then otherwise named.
+    """Return the rows of state that one arm alone lists, and lists again under another name.
 
     A part of a model that is tried out before the model is called is taken for the root, and its
     parameters go by their own names until the model takes over.

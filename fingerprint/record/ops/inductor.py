@@ -18,14 +18,14 @@ from fpdiff.fingerprint.record.events.prelude import place_of
 from fpdiff.fingerprint.record.generators import generator_of
 from fpdiff.fingerprint.record.ops.call import Call
 from fpdiff.fingerprint.record.ops.mode import OpRecorder
-from fpdiff.fingerprint.record.ops.schema import of_kernel
+from fpdiff.fingerprint.record.ops.schema import OpSchema
 from fpdiff.fingerprint.record.ops.values import Argument, results
 from fpdiff.fingerprint.record.recorder import Recorder
 from fpdiff.fingerprint.record.state.optimizer import OptimizerHooks
 from fpdiff.fingerprint.record.state.optimizing import num_stepping
 from fpdiff.fingerprint.record.wrapping import wrap
 
-_GRAPH = of_kernel("inductor.graph", ())
+_GRAPH = OpSchema("inductor.graph")
 
 
 @dataclass(frozen=True, slots=True)

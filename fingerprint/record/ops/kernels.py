@@ -24,7 +24,7 @@ from fpdiff.fingerprint.digest.host import PlainView, look
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.ops.call import Call
 from fpdiff.fingerprint.record.ops.mode import OpRecorder
-from fpdiff.fingerprint.record.ops.schema import OpSchema, of_kernel
+from fpdiff.fingerprint.record.ops.schema import OpSchema
 from fpdiff.fingerprint.record.ops.values import Argument
 
 _NO_ARGUMENTS = frozenset({"grid", "warmup"})
@@ -184,7 +184,7 @@ class KernelRecorder:
         key = f"{function.__module__}.{function.__qualname__}"
         if key not in self._kernels:
             names = tuple(inspect.signature(function).parameters)
-            self._kernels[key] = _Kernel(of_kernel(f"triton.{function.__name__}", names))
+            self._kernels[key] = _Kernel(OpSchema(f"triton.{function.__name__}", names))
         return self._kernels[key]
 
     # What a launch reads

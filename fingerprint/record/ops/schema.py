@@ -25,7 +25,7 @@ _NO_DATA = frozenset(("prim", "prims", "profiler", "debugprims"))
 
 @dataclass(frozen=True, eq=False)
 class OpSchema:
-    """One operator.
+    """One operator; or a kernel or compiled code, as if it were one.
 
     Attributes:
         name: as events show it, `aten.addmm.default`.
@@ -49,22 +49,22 @@ class OpSchema:
     """
 
     name: str
-    arguments: tuple[str, ...]
-    writes: frozenset[str]
-    ignores: frozenset[str]
-    ignores_where: tuple[str, Any, frozenset[str]] | None
-    allocates: bool
-    is_view: bool
-    shows_arguments: bool
-    only_reshapes: bool
-    draws: bool
-    undefined: frozenset[int]
-    returns_arguments: frozenset[int]
-    by_element: bool
-    is_collective: bool
-    meets_others: bool
-    waits: bool
-    is_idle: bool
+    arguments: tuple[str, ...] = ()
+    writes: frozenset[str] = frozenset()
+    ignores: frozenset[str] = frozenset()
+    ignores_where: tuple[str, Any, frozenset[str]] | None = None
+    allocates: bool = False
+    is_view: bool = False
+    shows_arguments: bool = True
+    only_reshapes: bool = False
+    draws: bool = False
+    undefined: frozenset[int] = frozenset()
+    returns_arguments: frozenset[int] = frozenset()
+    by_element: bool = False
+    is_collective: bool = False
+    meets_others: bool = False
+    waits: bool = False
+    is_idle: bool = False
 
     def ignored(self, others: list[tuple[str, Any]]) -> frozenset[str]:
         """Return names of the arguments that a call does not read, given those that are no tensors."""
@@ -118,27 +118,4 @@ def describe(op: torch._ops.OpOverload) -> OpSchema:
         meets_others=collective or base == "aten.copy_",
         waits=waits,
         is_idle=idle,
-    )
-
-
-def of_kernel(name: str, arguments: tuple[str, ...]) -> OpSchema:
-    """Return what is known of a kernel, or of compiled code, as if it were an operator."""
-    return OpSchema(
-        name=name,
-        arguments=arguments,
-        writes=frozenset(),
-        ignores=frozenset(),
-        ignores_where=None,
-        allocates=False,
-        is_view=False,
-        shows_arguments=True,
-        only_reshapes=False,
-        draws=False,
-        undefined=frozenset(),
-        returns_arguments=frozenset(),
-        by_element=False,
-        is_collective=False,
-        meets_others=False,
-        waits=False,
-        is_idle=False,
     )
