@@ -60,8 +60,8 @@ class GraphRecorder:
             if not (recorder.has_begun() and recorder.awake and recorder.follows_thread()):
                 return original(graph, inputs)
             recorder.blind_spots["compiled code: its operators and kernels"] += 1
-            written = {index: inputs[index] for index in sorted(graph.mutated_input_idxs)}
-            stepping = _stepping_in(recorder, written.values())
+            written = self._ops.observed(_written_by, graph, inputs) or {}
+            stepping = self._ops.observed(_stepping_in, recorder, written.values()) or ()
             for optimizer in stepping:
                 self._optimizers.before(optimizer, (), {})
             result = self._run(original, graph, inputs, written)
@@ -123,9 +123,15 @@ class GraphRecorder:
             ops.drawn(call, *running.generator)
         for slot, index, tensor in call.written:
             ops.made(call, "written", slot, index, tensor)
-        for _, slot, value in results(tuple(result), _GRAPH):
+        several = tuple(result) if isinstance(result, list) else result
+        for _, slot, value in results(several, _GRAPH):
             if isinstance(value, torch.Tensor):
                 ops.made(call, "result", slot, None, value)
+
+
+def _written_by(graph: Any, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the inputs that a graph writes, by their numbers."""
+    return {index: inputs[index] for index in sorted(graph.mutated_input_idxs)}
 
 
 def _stepping_in(
