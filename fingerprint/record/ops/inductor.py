@@ -141,9 +141,4 @@ def _stepping_in(
     inside = recorder.scopes.top() is not None or torch._C._current_graph_task_id() != -1
     if inside or num_stepping():
         return []
-    ids = set(map(id, written))
-    return [
-        optimizer
-        for _, optimizer in recorder.state.discovery.optimizers(since=0)
-        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
-    ]
+    return recorder.state.discovery.owners(list(written), recorder.names)

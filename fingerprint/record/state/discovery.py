@@ -5,7 +5,8 @@ a scaler never, and an averaged copy of a model (EMA) may not be called for a lo
 looked for among the objects that Python's collector knows, at the start of the first, second,
 tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone is
 loaded, and as much again, and the collector's 0.1 s, where something new is found. Once more in the
-first step, if an optimizer steps there that had not been made when a model was first called.
+first step, if an optimizer steps there that had not been made when a model was first called, and for
+the optimizer of parameters that compiled code has begun to write, in which no hook fires.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
@@ -39,6 +40,7 @@ class Discovery:
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
         self._looks = 0
         self._seen: IdentityTable[bool] = IdentityTable()
+        self._sought_for: IdentityTable[bool] = IdentityTable()  # parameters, for their optimizers
         self._num_roots = 0
 
     def optimizers(self, since: int) -> list[tuple[int, torch.optim.Optimizer]]:
@@ -66,9 +68,13 @@ class Discovery:
         _add(self._optimizers, [optimizer])
         self._stepped[self.number_of(optimizer)] = step
 
-    def has_missed(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether the first look, and no other as yet, did not find an optimizer."""
-        return self._looks == 1 and all(ref() is not optimizer for ref in self._optimizers)
+    def knows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer has been found or shown."""
+        return any(ref() is optimizer for ref in self._optimizers)
+
+    def has_looked_once(self) -> bool:
+        """Return whether the first step has begun, and no other."""
+        return self._looks == 1
 
     def look(self, names: Names) -> None:
         """Look if it is time to; see `look_now`."""
@@ -89,14 +95,30 @@ class Discovery:
             self._seen.put(one, True)
         self._num_roots = names.num_met()
         modules: list[nn.Module] = _instances(found, nn.Module)
-        every: list[torch.optim.Optimizer] = _instances(found, torch.optim.Optimizer)
-        # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
-        optimizers = [optimizer for optimizer in every if "param_groups" in optimizer.__dict__]
+        optimizers = _optimizers_among(found)
         _adopt_optimized(modules, optimizers, names)
         _adopt_copies(modules, names)
         order = _parameter_order(names)
         _add(self._optimizers, sorted(optimizers, key=lambda o: _first_parameter(o, order)))
         _add(self._scalers, _instances(found, torch.amp.GradScaler))
+
+    def owners(self, written: list[torch.Tensor], names: Names) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that train some of the tensors, which compiled code writes.
+
+        Where none is known, one is looked for: once for a parameter, since other code may write it.
+        """
+        ids = set(map(id, written))
+        known = [optimizer for _, optimizer in self.optimizers(since=0) if _trains(optimizer, ids)]
+        news = [t for t in written if t.is_leaf and t.requires_grad and t not in self._sought_for]
+        if known or not news:
+            return known
+        for tensor in news:
+            self._sought_for.put(tensor, True)
+        gc.collect()  # As in `look_now`.
+        found = _optimizers_among(_sought_objects())
+        order = _parameter_order(names)
+        owners = [optimizer for optimizer in found if _trains(optimizer, ids)]
+        return sorted(owners, key=lambda o: _first_parameter(o, order))
 
     def _has_seen(self, found: list[Any]) -> bool:
         """Return whether the last look found all of these."""
@@ -115,6 +137,16 @@ def _sought_objects() -> list[Any]:
 
 def _instances(found: list[Any], kind: type[T]) -> list[T]:
     return [one for one in found if issubclass(type(one), kind)]
+
+
+def _optimizers_among(found: list[Any]) -> list[torch.optim.Optimizer]:
+    every: list[torch.optim.Optimizer] = _instances(found, torch.optim.Optimizer)
+    # A wrapper (accelerate's, say) forwards to an optimizer that is found itself.
+    return [optimizer for optimizer in every if "param_groups" in optimizer.__dict__]
+
+
+def _trains(optimizer: torch.optim.Optimizer, ids: set[int]) -> bool:
+    return any(id(p) in ids for group in optimizer.param_groups for p in group["params"])
 
 
 def _adopt_copies(modules: list[nn.Module], names: Names) -> None:

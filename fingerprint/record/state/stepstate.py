@@ -66,18 +66,20 @@ class StateRecorder:
             recorder.events.emit(Point("init", "generator", "", "", 0, name), digest)
 
     def catch_up(self, optimizer: torch.optim.Optimizer) -> None:
-        """Emit what the first step starts from and was made after it had begun, before it is used.
+        """Emit what an optimizer that nothing has shown before starts from, before it steps.
 
-        A model that was tried out before its optimizer existed has begun the step. An optimizer that
-        steps and was not found shows it.
+        A model that was tried out before its optimizer existed has begun the first step: what else
+        was made since is looked for. Later, what was new at the start of the step is known.
         """
-        if not (self.step_settings.recorded and self.discovery.has_missed(optimizer)):
+        if not self.step_settings.recorded or self.discovery.knows(optimizer):
             return
         known = self.discovery.optimizers(self._in_use_since)
-        self.discovery.look_now(self.recorder.names)
-        for root in self._roots_in_use():
-            self.record_root(root)
-            self._record_made(root)
+        if self.discovery.has_looked_once():
+            self.discovery.look_now(self.recorder.names)
+            for root in self._roots_in_use():
+                self.record_root(root)
+                self._record_made(root)
+        self.discovery.note_step(optimizer, self.recorder.step)
         for found in self.discovery.optimizers(self._in_use_since):
             if found not in known:
                 self._record_masters(found[1])

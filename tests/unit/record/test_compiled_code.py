@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import Event, Events, info, recorded, train
+from recorded import Event, Events, info, mlp, recorded, train
 from torch import nn
 from torch.nn import functional as F
 
@@ -81,3 +81,38 @@ def test_the_graph_of_the_backward_reads_what_the_forward_left(events: Events) -
     assert ("result", "inductor.graph", "forward") in read
     assert ("result", "aten.mul.Tensor", "backward") in read
     assert not events.pick(kind="input", phase="backward")
+
+
+@pytest.mark.parametrize("trained", [0, 3], ids=["after the model was called", "for a later phase"])
+def test_an_optimizer_made_late_and_compiled_is_seen_to_step(tmp_path: Path, trained: int) -> None:
+    model = mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with recorded(tmp_path / "run", level="step") as events:
+            model(torch.ones(3, 4))
+            if trained:
+                train(model, steps=trained)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+            train(model, steps=2, optimizer=optimizer)
+    assert sorted(set(events.column("step"))) == list(range(trained + 2))
+    for step in range(trained, trained + 2):
+        own = events.pick(step=step)
+        assert len(own.pick(kind="reduced_gradient")) == 4
+        updated = own.pick(phase="optimizer", kind="parameter")
+        assert len(updated) == 4
+        (rate,) = own.pick(phase="init", kind="option", slot=f"optimizer{trained and 1}.group0.lr")
+        assert rate.seq in updated[0].reads
+
+
+def test_what_else_compiled_code_writes_ends_no_step(tmp_path: Path) -> None:
+    model, average = mlp(), mlp(1)
+    scale = torch.compile(lambda: torch._foreach_mul_(list(average.parameters()), 0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with recorded(tmp_path / "run", level="step") as events, torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(3, 4))
+                scale()
+            average(torch.ones(3, 4))
+    assert set(events.column("step")) == {0}

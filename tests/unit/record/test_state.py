@@ -210,6 +210,45 @@ def test_a_model_that_was_tried_out_starts_from_what_was_made_after_it(
     assert kinds == {"parameter", "option", "optimizer_state", "scaler", "generator"}
 
 
+@pytest.mark.parametrize("level", ["step", "layer", "op"])
+def test_what_a_later_optimizer_starts_with_is_recorded_before_it_steps(
+    run: Path, level: str
+) -> None:
+    """Its options, the state that it was loaded with, and tensors that it alone holds."""
+    model = mlp()
+    with recorded(run, level=level) as events:
+        train(model, steps=3)
+        master = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.SGD([*model.parameters(), master], lr=0.5, momentum=0.9)
+        moment = {"state": {0: {"momentum_buffer": torch.full((5, 4), 2.0)}}}
+        optimizer.load_state_dict(optimizer.state_dict() | moment)
+        train(model, steps=2, optimizer=optimizer)
+    for step in (3, 4):
+        start = events.pick(step=step, phase="init")
+        rate = start.one(kind="option", slot="optimizer1.group0.lr")
+        held = start.pick(kind="optimizer_state")
+        assert (rate.value, len(held)) == (0.5, 1 if step == 3 else 4)
+        assert start.one(kind="master", slot="optimizer1.group0.4").shape == (2,)
+        of = {"kind": "parameter", "module": "0", "slot": "weight"}
+        updated = events.one(step=step, phase="optimizer", **of)
+        # At the rung op it read what operators wrote, the program's own when it loaded the state.
+        assert level == "op" or {rate.seq, held[0].seq} <= updated.reads
+
+
+def test_another_rate_of_a_later_optimizer_is_state(tmp_path: Path) -> None:
+    """It begins in the fourth step: no step that starts with a search for optimizers."""
+    for rate in (0.25, 0.5):
+        hide_the_past()
+        model = mlp()
+        with recorded(tmp_path / str(rate)):
+            train(model, steps=3)
+            train(model, steps=2, optimizer=torch.optim.SGD(model.parameters(), lr=rate))
+    verdict = fpdiff.compare(tmp_path / "0.25", tmp_path / "0.5")
+    (origin,) = verdict.origins
+    assert (origin.step, origin.class_) == (3, "state")
+    assert origin.slot == "optimizer1.group0.lr"
+
+
 def test_options_of_every_group_are_recorded(run: Path) -> None:
     model = mlp()
     groups: list[dict[str, Any]] = [
