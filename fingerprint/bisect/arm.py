@@ -309,6 +309,11 @@ def is_batch(site: Site) -> bool:
     return bool(site["kind"] == "input" and is_argument and site["phase"] != "recompute")
 
 
+def is_frozen(site: Site) -> bool:
+    """Return whether a site is of which parameters of a root are frozen."""
+    return bool(site["kind"] == "training_flag" and site["slot"] == "requires_grad")
+
+
 def is_at_parameter(site: Site) -> bool:
     """Return whether a site is an op of the backward at a parameter, and of no module's call.
 

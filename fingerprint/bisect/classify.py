@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fpdiff.fingerprint.bisect.arm import Site, is_batch
+from fpdiff.fingerprint.bisect.arm import Site, is_batch, is_frozen
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.fingerprint.catalogue import base_name
 
@@ -85,8 +85,7 @@ def classify(site: Site, facts: Facts) -> Kind:
     if not (facts.in_a and facts.in_b):
         return _one_sided(site, component, facts)
     if component is not None:
-        how = "differs" if facts.same_description else "differs in dtype or shape"
-        return Kind("state", component, f"{component} {_path(site)} {how}")
+        return _state(site, component, facts)
     if not facts.same_description:
         return Kind("metadata", None, f"{described(site)} has another dtype or shape")
     if site["kind"] in _BY_KIND or is_batch(site):
@@ -99,6 +98,15 @@ def classify(site: Site, facts: Facts) -> Kind:
         what = f"{described(site)} changed after the op that made it, which is equal"
         return Kind("unseen-producer", None, what)
     return _computed(site, facts)
+
+
+def _state(site: Site, component: str, facts: Facts) -> Kind:
+    """Classify a part of the state, which both runs have."""
+    if is_frozen(site):
+        what = f"other parameters of {where(site)} are frozen in B than in A (requires_grad)"
+        return Kind("state", component, what)
+    how = "differs" if facts.same_description else "differs in dtype or shape"
+    return Kind("state", component, f"{component} {_path(site)} {how}")
 
 
 _BY_KIND = frozenset(("generator", "arguments"))
@@ -185,7 +193,7 @@ def component_of(site: Site) -> str | None:
     """Return which component of the state an event belongs to, None for anything else."""
     if site["phase"] != "init" and not is_set_late(site):
         return None
-    component = _COMPONENT.get(site["kind"])
+    component = "requires_grad" if is_frozen(site) else _COMPONENT.get(site["kind"])
     if component is not None and site["module"].startswith("~"):
         return f"{component}{OUTSIDE}"
     return component

@@ -10,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective, is_frozen
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -165,6 +165,7 @@ class Describer:
             hint=self._hint(candidate, site, kind),
             evidence=[
                 *self._cause(candidate),
+                *self._trained(site),
                 *_kernels(a, b),
                 *self._evidence(kind, candidate.row),
             ],
@@ -348,6 +349,19 @@ class Describer:
         only = "" if self._aligned.paired[row] else ", in one run only"
         return [f"of the {whose} the first to differ{only}: {described(site)}"]
 
+    def _trained(self, site: Site) -> list[str]:
+        """Name the parameters that get a gradient in one run alone, where other ones are frozen."""
+        aligned = self._aligned
+        if not is_frozen(site):
+            return []
+        lacking = ~aligned.paired & aligned.having(_is_own_gradient)
+        found = []
+        for run, index in (("A", aligned.index_a), ("B", aligned.index_b)):
+            own = [aligned.site(row) for row in np.flatnonzero(lacking & (index >= 0)).tolist()]
+            names = [f"{s['module']}.{s['slot'].removeprefix('grad.')}".lstrip(".") for s in own]
+            found += [f"only {run} trains {_listed(sorted(set(names)))}"] if names else []
+        return found
+
     def _equal_beside(self, row: int) -> list[str]:
         """Name what is equal of the batch that a row's event is a part of."""
         aligned, own = self._aligned, self._aligned.site(row)
@@ -392,15 +406,23 @@ class Describer:
             ]
         if kind.class_ == "environment":
             evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in self._environment]
-        before = found.tier.num_steps_before(found.step)
-        if kind.class_ == "state" and before:
-            evidence.append(
-                f"step {found.tier.steps[before - 1]} compared equal: this changed after it, or in"
-                " it by something that was not recorded"
-            )
+        if kind.class_ == "state":
+            evidence += self._since(row)
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
+
+    def _since(self, row: int) -> list[str]:
+        """Say since when a part of the state differs, if not from the start of what was compared."""
+        tier, step = self._found.tier, self._found.step
+        before = tier.num_steps_before(step)
+        if not before:
+            return []
+        last = int(tier.steps[before - 1])
+        if not tier.has_at(last, self._aligned.site(row)):
+            return [f"step {last} compared equal, but does not hold this: it may differ for longer"]
+        how = "this changed after it, or in it by something that was not recorded"
+        return [f"step {last} compared equal: {how}"]
 
 
 def _side(arm: Arm, index: int) -> dict[str, Any] | None:
@@ -454,6 +476,10 @@ def _named_apart(sides: list[list[Site]]) -> list[list[str]]:
         return f"{_called(site)}{line}"
 
     return [[name(site) for site in own] for own in sides]
+
+
+def _is_own_gradient(site: Site) -> bool:
+    return bool(site["kind"] == "local_gradient")
 
 
 def _listed(names: list[str]) -> str:

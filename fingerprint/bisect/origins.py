@@ -7,7 +7,15 @@ from functools import cache
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_batch, is_outside
+from fpdiff.fingerprint.bisect.arm import (
+    Flags,
+    Ints,
+    Site,
+    is_at_parameter,
+    is_batch,
+    is_frozen,
+    is_outside,
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     mismatched |= led_on
     evaluations &= ~led_on
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
+    is_frozen_otherwise = bool((mismatched & aligned.having(is_frozen)).any())
+    if is_frozen_otherwise:
+        follows |= _trained_otherwise(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
     origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
@@ -76,6 +87,8 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     origins = np.flatnonzero(origin)
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
+    if is_frozen_otherwise:  # Fewer updates go before others.
+        anywhere |= aligned.having(_is_of_update)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
     moved = np.union1d(moved, np.flatnonzero(late))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
@@ -127,6 +140,25 @@ def _is_noted_anywhere(site: Site) -> bool:
 def is_start(site: Site) -> bool:
     """Return whether a site is of what a step starts from."""
     return bool(site["phase"] == "init")
+
+
+def _is_mode(site: Site) -> bool:
+    """Return whether a site is of a module's mode, which its ops follow."""
+    return bool(site["kind"] == "training_flag" and site["slot"] == "training")
+
+
+def _is_updated(site: Site) -> bool:
+    """Return whether a site is of what an optimizer made of a parameter, or holds for it."""
+    return bool(site["kind"] in ("parameter", "optimizer_state") and site["phase"] == "optimizer")
+
+
+def _is_of_lists(site: Site) -> bool:
+    """Return whether a site is of an operator of an optimizer that is no one parameter's."""
+    return bool(site["op"] is not None and site["phase"] == "optimizer" and not site["module"])
+
+
+def _is_of_update(site: Site) -> bool:
+    return bool(site["phase"] in ("backward", "optimizer"))
 
 
 def _is_of_call(site: Site) -> bool:
@@ -292,13 +324,33 @@ def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
     It follows from the training flag, which the program reads and no op does.
     """
     result: Flags = np.zeros(len(aligned), bool)
-    flags = mismatched & aligned.having(is_kind("training_flag"))
+    flags = mismatched & aligned.having(_is_mode)
     modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
     if not modules:
         return result
     told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
     for row in np.flatnonzero(mismatched & told & aligned.having(_is_of_training)).tolist():
         result[row] = aligned.site(row)["module"] in modules
+    return result
+
+
+def _trained_otherwise(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return what one run alone computes to train parameters, where other ones are frozen in it.
+
+    It follows from requires_grad, which autograd reads and no op does: gradients, on the way to them
+    too, what the optimizer does with them and what it keeps from then on. Its operators on lists of
+    tensors get other lists.
+    """
+    told = ~aligned.paired | aligned.having(is_kind("arguments")) | aligned.having(_is_of_lists)
+    kept = aligned.having(is_start) & aligned.having(is_kind("optimizer_state"))
+    result: Flags = told & (kept | aligned.having(_is_of_update))
+    gradients = ~aligned.paired & aligned.having(is_kind("local_gradient", "reduced_gradient"))
+    sites = map(aligned.site, np.flatnonzero(gradients).tolist())
+    trained = {(site["module"], site["slot"].removeprefix("grad.")) for site in sites}
+    for row in np.flatnonzero(mismatched & aligned.having(_is_updated)).tolist():
+        site = aligned.site(row)
+        if (site["module"], site["slot"].split(".")[0]) in trained:
+            result[row] = True  # In the other run it is what the step began with.
     return result
 
 

@@ -38,6 +38,8 @@ Ranges = tuple[tuple[int, int], ...]
 _SUMS = ("content", "structure")
 _NOT_COMPARED = ["module_class", "source"]
 """Columns of sites in which runs may differ."""
+_PLACE = ("phase", "kind", "module", "slot")
+"""What names a part of the state."""
 _APART = ("metrics", "generator")
 """Groups that are not in the totals."""
 _WITHIN = (*PHASES, "loss", "parameters")
@@ -235,6 +237,22 @@ class RankTier:
             )
             self._latest = step, align(a, b)
         return self._latest[1]
+
+    def has_at(self, step: int, site: Site) -> bool:
+        """Return whether both runs recorded a point of the program, of any dtype and shape, in a step.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        place = {name: site[name] for name in _PLACE}
+        for source, sites in zip(self._sources, self.sites, strict=True):
+            own = [
+                row["site"] for row in sites.rows if place == {name: row[name] for name in _PLACE}
+            ]
+            found = pc.is_in(source.record.events(step)["site"], pa.array(own, pa.int64()))
+            if not pc.any(found).as_py():
+                return False
+        return True
 
     def on_both(self, test: Callable[[RankRecord], bool]) -> bool:
         """Return whether the rank passes a test in both runs."""

@@ -32,6 +32,12 @@ EXPECTED: dict[tuple[str, str], list[tuple[int, int, str]]] = {
         (1, 1, "param_group option optimizer0.group0.weight_decay"),
         (1, 1, "param_group option optimizer0.group1.betas"),
     ],
+    ("layer", "frozen"): [(1, 1, "other parameters of the root module are frozen")],
+    ("op", "frozen"): [(1, 1, "other parameters of the root module are frozen")],
+    ("layer", "frozen+nudge"): [
+        (1, 24, "parameter blocks.1.mlp.0.weight"),
+        (1, 1, "other parameters of the root module are frozen"),
+    ],
     ("layer", "rate+nudge"): [
         (1, 24, "parameter blocks.1.mlp.0.weight"),
         (2, 2, "param_group option optimizer0.group0.lr"),

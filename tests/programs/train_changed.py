@@ -4,6 +4,7 @@ eval      the model is in eval mode
 average   an averaged copy is updated with another decay
 seed      the model is initialised from another seed
 load      step 1 begins with other weights and another state of the optimizer
+frozen    a part of the model is frozen from step 1 on
 nudge     one weight is another one from step 1 on
 rate      the learning rate is set between the forward and the optimizer's step, in step 1
 decay     so are the weight decay of one group and, in place, the betas of the other
@@ -80,6 +81,8 @@ class Changes:
             for parameter, held in self.optimizer.state.items():
                 for tensor in (parameter, held["exp_avg"], held["exp_avg_sq"]):
                     tensor *= 1.5
+        if "frozen" in self.names:
+            self.net.blocks[1].mlp.requires_grad_(False)
         if "nudge" in self.names:
             self.net.get_parameter("blocks.1.mlp.0.weight")[3, 2] += 0.5
 

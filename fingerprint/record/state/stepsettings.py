@@ -64,13 +64,30 @@ class StepSettings:
         self.recorded = True
         recorder = self.recorder
         for root in roots:
-            for path, module in recorder.names.modules(root):
+            parts = list(recorder.names.modules(root))
+            for path, module in parts:
                 kind = type(module).__name__
                 point = Point("init", "training_flag", path, kind, 0, "training")
                 training = bool(module.training)
                 seq = recorder.events.emit(point, _FLAG[training], value=float(training))
                 module_reads.setdefault(path, []).append(seq)
+            self._frozen(parts)
         self.record_found(since)
+
+    def _frozen(self, parts: list[tuple[str, nn.Module]]) -> None:
+        """Emit which parameters of a root require no gradient, and how many they are."""
+        own = [(path, *entry) for path, module in parts for entry in module._parameters.items()]
+        if not any(parameter is not None for *_, parameter in own):
+            return
+        frozen = [
+            f"{path}.{name}\n"
+            for path, name, parameter in own
+            if parameter is not None and not parameter.requires_grad
+        ]
+        path, root = parts[0]
+        point = Point("init", "training_flag", path, type(root).__name__, 0, "requires_grad")
+        digest = digest_bytes("".join(frozen).encode())
+        self.recorder.events.emit(point, digest, value=float(len(frozen)))
 
     def record_found(self, since: int) -> None:
         """Emit the options and scalers that have been found and are not recorded yet; see `record`."""

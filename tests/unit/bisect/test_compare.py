@@ -614,7 +614,8 @@ def test_equal_ranks_have_no_event_read(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(RankRecord, "events", noting)
     diverged(tmp_path, at(3, 1, twist("training")), ranks=range(4))
-    assert read == [(1, 3), (1, 3)]
+    # Also in the step before, to say since when the state differs.
+    assert read == [(1, 3), (1, 3), (1, 2), (1, 2)]
 
 
 def test_an_environment_that_differs_is_listed(tmp_path: Path) -> None:
@@ -711,6 +712,24 @@ def test_state_that_changed_between_steps_says_which_step_still_compared_equal(
     ]
     [first] = diverged(tmp_path / "first", at(0, 0, twist("scale"))).origins
     assert first.evidence == []
+
+
+def test_state_that_the_step_before_does_not_hold_may_differ_for_longer(tmp_path: Path) -> None:
+    def edit_of(change: Callable[[list[Ev]], object]) -> Edit:
+        def edit(step: int, rank: int, events: list[Ev]) -> None:
+            if step == 0:
+                events.remove(find(events, "scale"))
+            elif step == 1:
+                change(events)
+
+        return edit
+
+    changes = {"a": lambda events: None, "b": twist("scale")}
+    arms = [Job(edit=edit_of(how)).arm(tmp_path / name) for name, how in changes.items()]
+    [later] = verdict_of(*arms).origins
+    assert later.evidence == [
+        "step 0 compared equal, but does not hold this: it may differ for longer"
+    ]
 
 
 def cut(events: list[Ev]) -> None:

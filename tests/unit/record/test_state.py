@@ -157,12 +157,55 @@ def test_training_flags_are_those_of_the_first_training_forward(run: Path) -> No
         train(model, steps=1)
         model.eval()
         train(model, steps=1)
-    flags = [{e.digest for e in events.pick(kind="training_flag", step=step)} for step in range(3)]
+    modes = [events.pick(slot="training", step=step) for step in range(3)]
+    flags = [set(mode.column("digest")) for mode in modes]
     assert flags[0] == flags[1] and len(flags[0]) == 1 and flags[2] != flags[0]
-    told = [{e.value for e in events.pick(kind="training_flag", step=step)} for step in range(3)]
-    assert told == [{1.0}, {1.0}, {0.0}]
+    assert [set(mode.column("value")) for mode in modes] == [{1.0}, {1.0}, {0.0}]
     one = events.pick(kind="training_flag", step=1)
     assert one[0].seq > events.one(step=1, phase="eval", module="", kind="output").seq
+
+
+def test_which_parameters_are_frozen_is_recorded(run: Path) -> None:
+    model, average = mlp(), mlp()
+    average.requires_grad_(False)
+    first, last = model[0], model[2].get_parameter("bias")
+
+    def freeze(step: int) -> None:
+        first.requires_grad_(step != 1)
+        first.get_parameter("weight").requires_grad_(step != 2)
+        last.requires_grad_(step != 3)
+
+    with recorded(run) as events:
+        train(model, steps=4, each=freeze)
+    assert average is not None
+    own = events.pick(kind="training_flag", slot="requires_grad", module="")
+    assert own.column("value") == [0, 1, 1, 1]
+    assert len(set(own.column("digest"))) == 4
+    (copied,) = {e.value for e in events.pick(slot="requires_grad", module="~Sequential")}
+    assert copied == 4
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_what_only_one_run_trains_follows_from_what_is_frozen(
+    tmp_path: Path, level: str, foreach: bool
+) -> None:
+    for frozen in (False, True):
+        hide_the_past()
+        first, norm, last = nn.Linear(4, 4), nn.LayerNorm(4), mlp()
+        nn.init.ones_(first.weight)
+        nn.init.ones_(first.bias)
+        model = nn.Sequential(first, norm, last)
+        first.requires_grad_(not frozen)
+        norm.requires_grad_(not frozen)
+        torch.manual_seed(0)
+        with recorded(tmp_path / str(frozen), level=level):
+            optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
+            train(model, steps=2, optimizer=optimizer)
+    verdict = fpdiff.compare(tmp_path / "False", tmp_path / "True")
+    (origin,) = verdict.origins
+    assert (origin.step, origin.class_, origin.component) == (0, "state", "requires_grad")
+    assert origin.evidence == ["only A trains 0.bias, 0.weight, 1.bias and 1 more"]
 
 
 def test_options_are_read_when_training_begins(run: Path) -> None:
