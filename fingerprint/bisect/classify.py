@@ -17,6 +17,11 @@ _COMPONENT = {
 }
 """State kinds, as a reader would say them."""
 
+_FROZEN = "requires_grad"
+
+COMPONENTS = frozenset((*_COMPONENT.values(), _FROZEN))
+"""Components of the state."""
+
 OUTSIDE = " of a module outside the root"
 
 
@@ -193,7 +198,7 @@ def component_of(site: Site) -> str | None:
     """Return which component of the state an event belongs to, None for anything else."""
     if site["phase"] != "init" and not is_set_late(site):
         return None
-    component = "requires_grad" if is_frozen(site) else _COMPONENT.get(site["kind"])
+    component = _FROZEN if is_frozen(site) else _COMPONENT.get(site["kind"])
     if component is not None and site["module"].startswith("~"):
         return f"{component}{OUTSIDE}"
     return component

@@ -10,7 +10,7 @@ from synthetic import write_run_json
 from verdicts import origin
 
 from fpdiff.fingerprint.bisect.advice import hint, next_command, strength
-from fpdiff.fingerprint.bisect.classify import _COMPONENT, OUTSIDE
+from fpdiff.fingerprint.bisect.classify import COMPONENTS, OUTSIDE
 from fpdiff.fingerprint.bisect.verdict import CLASSES, Origin
 from fpdiff.store.run import Run
 
@@ -31,7 +31,7 @@ def command(tmp_path: Path, rung: str, *origins: Origin, **changes: Any) -> str 
 def test_every_class_and_component_has_a_hint() -> None:
     for class_ in CLASSES:
         assert class_ == "state" or hint(class_, None)
-    for component in _COMPONENT.values():
+    for component in sorted(COMPONENTS):
         assert hint("state", component) and hint("state", component + OUTSIDE)
 
 
