@@ -109,16 +109,23 @@ def first_finding(rank: int, tier: RankTier) -> RankFindings | None:
     for step in tier.differences.having("any").tolist():
         found = examine(rank, step, tier)
         if found is not None:
-            return _where_it_was_made(found) or found
+            return _where_it_was_made(found)
     return None
 
 
-def _where_it_was_made(found: RankFindings) -> RankFindings | None:
-    """Return the findings of the step before, if ops there made the state in which a step differs.
+def _where_it_was_made(found: RankFindings) -> RankFindings:
+    """Return the findings of the first of the steps in which ops made what the step begins with.
 
     An averaged copy of the weights, say, that was written outside of the modules and that nothing
     else read.
     """
+    while (earlier := _made_before(found)) is not None:
+        found = earlier
+    return found
+
+
+def _made_before(found: RankFindings) -> RankFindings | None:
+    """Return the findings of the step before, if ops there made what differs and a step began with."""
     tier, step = found.tier, found.step
     before = tier.num_steps_before(step)
     earlier = int(tier.steps[before - 1]) if before else step

@@ -1,5 +1,6 @@
 """From two recorded runs to the verdict: every kind of difference is named where it began."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -451,6 +452,32 @@ def test_what_led_to_nothing_is_noted(tmp_path: Path, level: str, what: str) -> 
     assert verdict.notes == [
         f"{what} outside the model differ in step 2, and lead to no other difference"
     ]
+
+
+def test_a_copy_is_followed_back_to_the_step_that_first_wrote_it_otherwise(tmp_path: Path) -> None:
+    """Operators alone know it until the last step, which finds it among the state."""
+
+    def content(weight: float, step: int) -> bytes:
+        return hashlib.md5(repr((weight if step else 0, step)).encode()).digest()
+
+    def averaging(weight: float) -> Edit:
+        place = {"phase": "other", "op": "aten.lerp_"}
+
+        def edit(step: int, rank: int, events: list[Ev]) -> None:
+            if step == 3:
+                value = content(weight, step)
+                events.insert(0, ev("w", "parameter", "~Net", "w", phase="init", value=value))
+                return
+            met = ev("met", "input", "", "self", value=content(weight, step), **place)
+            told = ev("told", "arguments", "", "weight", value=weight, **place)
+            after = {"value": content(weight, step + 1), "reads": ["met", "told"]}
+            events += [met, told, ev("new", "written", "", "self", **after, **place)]
+
+        return edit
+
+    a = Job(edit=averaging(0.1), level="op").arm(tmp_path / "a")
+    [origin] = verdict_of(a, Job(edit=averaging(0.2), level="op").arm(tmp_path / "b")).origins
+    assert (origin.step, origin.class_) == (0, "arguments")
 
 
 def log(events: list[Ev], name: str, value: float) -> None:
