@@ -54,8 +54,10 @@ def _put_in(recorder: Recorder, ends: ExitStack) -> None:
     gradients = GradientHooks(recorder)
     modules = ModuleHooks(recorder, gradients)
     optimizers = OptimizerHooks(recorder)
+    discovery = recorder.state.discovery
     own: set[int] = set()
     hooks: list[tuple[Callable[..., RemovableHandle], Callable[..., None]]] = [
+        (torch_modules.register_module_parameter_registration_hook, discovery.note_parameter),
         (torch_modules.register_module_forward_pre_hook, modules.before),
         (partial(torch_modules.register_module_forward_hook, always_call=True), modules.after),
         (torch_optimizer.register_optimizer_step_pre_hook, optimizers.before),
@@ -66,6 +68,7 @@ def _put_in(recorder: Recorder, ends: ExitStack) -> None:
         ends.callback(handle.remove)
         own.add(handle.id)
     ends.callback(gradients.remove)
+    _put_around(torch_modules.Module, "__setstate__", discovery.watch_copies, ends)
     _put_around(torch_modules, "_has_any_global_hook", lambda _: _others_than(own), ends)
     # The name is private; nothing public says when a pass begins.
     _put_around(torch.autograd, "_engine_run_backward", gradients.watch, ends)

@@ -4,17 +4,18 @@ State counts from the start of a step, but an optimizer shows itself by a hook o
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
 looked for among the objects that Python's collector knows, at the start of the first, second,
 tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone is
-loaded, and as much again, and the collector's 0.1 s, where something new is found. Once more in the
-first step, if an optimizer steps there that had not been made when a model was first called, and for
+loaded, and as much again, and the collector's 0.1 s, where something new is found. A step also looks
+for models that were made since the one before, a few times at most. Once more in the first step, if an optimizer steps there that had not been made when a model was first called, and for
 the optimizer of parameters that compiled code has begun to write, in which no hook fires.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.
 """
 
+import functools
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -25,6 +26,9 @@ from fpdiff.fingerprint.record.identity import IdentityTable
 from fpdiff.fingerprint.record.modules.names import Names
 
 T = TypeVar("T")
+
+_MAX_LATE_LOOKS = 10
+"""So many times a model that was made is looked for; some programs make one in each step."""
 
 _LOOKS = {1, 2, *(10**power for power in range(1, 10))}
 _SOUGHT = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
@@ -39,6 +43,8 @@ class Discovery:
         self._stepped: dict[int, int] = {}  # by number of the optimizer, in which step
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
         self._looks = 0
+        self._has_made = False
+        self._late_looks = 0
         self._seen: IdentityTable[bool] = IdentityTable()
         self._sought_for: IdentityTable[bool] = IdentityTable()  # parameters, for their optimizers
         self._num_roots = 0
@@ -79,8 +85,27 @@ class Discovery:
     def look(self, names: Names) -> None:
         """Look if it is time to; see `look_now`."""
         self._looks += 1
+        is_late = self._has_made and self._late_looks < _MAX_LATE_LOOKS
         if self._looks in _LOOKS:
             self.look_now(names)
+        elif is_late:
+            self._late_looks += 1
+            self.look_now(names)
+        self._has_made = False
+
+    def note_parameter(self, module: nn.Module, name: str, parameter: object) -> None:
+        """Note that some module is being made; torch calls it for each parameter that one gets."""
+        self._has_made = True
+
+    def watch_copies(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Return the method that makes a module of another's state, a copy say, noted."""
+
+        @functools.wraps(original)
+        def setstate(module: nn.Module, state: Any) -> None:
+            original(module, state)
+            self._has_made = True
+
+        return setstate
 
     def look_now(self, names: Names) -> None:
         """Look; adopts copies of known roots, and what optimizers train."""

@@ -111,6 +111,28 @@ def test_looks_become_rare() -> None:
     assert found_at == [1, 2, 10]
 
 
+def test_models_made_later_are_looked_for_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery, names = look()
+    looked = 0
+
+    def look_now(names: Names) -> None:
+        nonlocal looked
+        looked += 1
+
+    def looks(steps: int, *, made: bool) -> int:
+        before = looked
+        for _ in range(steps):
+            if made:
+                discovery.note_parameter(nn.Linear(1, 1), "weight", None)
+            discovery.look(names)
+        return looked - before
+
+    monkeypatch.setattr(discovery, "look_now", look_now)
+    assert looks(1, made=False) == 1  # The second of all.
+    assert [looks(1, made=made) for made in (True, False, True, False)] == [1, 0, 1, 0]
+    assert looks(90, made=True) == 9  # One of them is the tenth of all, which is due.
+
+
 def test_the_collector_runs_only_where_a_look_shows_something_new() -> None:
     model = nn.Linear(1, 1)
     discovery, names = look(model)

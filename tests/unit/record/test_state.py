@@ -114,6 +114,22 @@ def test_an_averaged_copy_is_found_and_never_the_main_one(run: Path) -> None:
         assert ("buffer", "~AveragedModel") in kinds
 
 
+@pytest.mark.parametrize("level", ["step", "op"])
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_model_made_in_the_middle_is_found_in_the_next_step(
+    run: Path, level: str, copied: bool
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averages = []
+    with recorded(run, level=level) as events:
+        train(model, steps=4, optimizer=optimizer)
+        averages.append(copy.deepcopy(model) if copied else mlp(1))
+        train(model, steps=2, optimizer=optimizer)
+    known = events.pick(phase="init", kind="parameter", module="~Sequential.0", slot="weight")
+    assert known.column("step") == [4, 5]
+
+
 def test_a_trainable_model_is_the_main_one_even_after_its_frozen_twin(run: Path) -> None:
     teacher, student = mlp().requires_grad_(False), mlp(1)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
