@@ -1,4 +1,4 @@
-"""Warnings that cannot harm the program, even where it makes errors of them or shows them itself."""
+"""Words to the user that cannot harm the program, however it treats warnings and stderr."""
 
 import sys
 import warnings

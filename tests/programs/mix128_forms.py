@@ -24,7 +24,7 @@ DTYPES = (
 
 
 def draw(generator: torch.Generator) -> torch.Tensor:
-    """Return a view of random bytes: of any dtype, permuted, sliced, expanded, empty, misaligned."""
+    """Return a view of random bytes: any dtype, permuted, sliced, expanded, empty, misaligned."""
 
     def number(end: int) -> int:
         return int(torch.randint(end, (), generator=generator))

@@ -16,8 +16,8 @@ _R0, _R1 = (tl.constexpr(bits) for bits in ROTATIONS)
 _S0, _S1 = (tl.constexpr(bits) for bits in SHIFTS)
 
 
-# An argument of 1 would otherwise be a constant, which has no type to be cast from, and addresses of
-# another alignment another kernel.
+# An argument of 1 would otherwise be a constant, which has no type to be cast from, and addresses
+# of another alignment another kernel.
 @triton.jit(do_not_specialize=["address", "num_bytes", "stretch"])
 def sum_one(address, num_bytes, stretch, slots, BLOCK: tl.constexpr, WORD: tl.constexpr):
     """Store the sums of a stretch of one tensor in this program's slot."""

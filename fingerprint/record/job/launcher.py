@@ -72,8 +72,8 @@ def run(
         if exit_code == 0:
             raise RecordError(
                 f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module"
-                f" outside of compiled code on a rank that was asked for, or its Python was kept from"
-                f" fpdiff (by -I, -E, -S or another PYTHONPATH); {root} was not kept"
+                " outside of compiled code on a rank that was asked for, or its Python was kept"
+                f" from fpdiff (by -I, -E, -S or another PYTHONPATH); {root} was not kept"
             )
         return exit_code
     try:

@@ -1,7 +1,8 @@
 """Run by Python at its start in every process below `fpdiff record` and `fpdiff verify`.
 
 Arms the recorder, or what it is held against, when torch has been imported, and costs nothing in a
-process that never does. Another `sitecustomize` further down the path is run as it would be without this one.
+process that never does. Another `sitecustomize` further down the path is run as it would be without
+this one.
 """
 
 import importlib.machinery

@@ -68,8 +68,8 @@ class StateRecorder:
     def catch_up(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit what the first step starts from and was made after it had begun, before it is used.
 
-        A model that was tried out before its optimizer existed has begun the step. An optimizer that
-        steps and was not found shows it.
+        A model that was tried out before its optimizer existed has begun the step. An optimizer
+        that steps and was not found shows it.
         """
         if not (self.step_settings.recorded and self.discovery.has_missed(optimizer)):
             return
