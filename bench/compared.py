@@ -2,8 +2,8 @@
 
     python bench/compared.py RUN_A RUN_B [--count]
 
-Prints, as JSON, the seconds from the start to the verdict, without the imports, the most memory that
-the process had, what it read, and what it found.
+Prints, as JSON, the seconds from the start to the verdict, without the imports, the most memory
+that the process had, what it read, and what it found.
 """
 
 import argparse

@@ -245,7 +245,7 @@ def print_misses(trials: int, console: Console) -> int:
 
 
 def print_statistics(samples: int, console: Console) -> None:
-    """Print avalanche and bit balance; by chance the furthest cell is some 4.5 / 2 sqrt(samples)."""
+    """Print avalanche and bit balance; by chance the furthest cell is 4.5 / 2 sqrt(samples)."""
     table = Table("digest", "bits flipped", "furthest cell", "furthest bit from balance")
     for name, hashed in (("mix128", digests), ("torch.hash_tensor", theirs)):
         share, furthest = avalanche(hashed, samples)

@@ -11,8 +11,8 @@ stands beside one with no recorder, before it or behind it in turn, and its rati
 that a machine that slows down or warms up slows both. A block's cost is that of the median of its
 steps after the second, each with its flush, and a step's share of closing the run: a step that the
 machine interrupts counts no more than another. What a run costs once (imports, the searches for
-optimizers, creating files) is in the first two steps and given apart. After each block of a rung, as
-many bytes as it has to digest in a step are digested, and nothing else is done: see digested.py.
+optimizers, creating files) is in the first two steps and given apart. After each block of a rung,
+as many bytes as it has to digest in a step are digested, and nothing else is done: see digested.py.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SHORT = ONCE + 2
 COUNTED = 2
 """Steps after the first ones in which bytes are counted."""
 DEFAULTS = {"0.5M": (6, ONCE + 100), "17M": (8, 8), "67M": (5, 5)}
-"""Rounds, and steps in a block. In the smallest model the end of a run counts, as each segment's."""
+"""Rounds, and steps in a block. In the smallest model the end of a run counts as a segment's."""
 
 
 @dataclass(kw_only=True)
@@ -196,7 +196,8 @@ def table_of(found: list[Measured]) -> Table:
     base = found[0]
     table = Table(
         f"Overhead on a GPT of {base.size.replace('M', ' M')} parameters; rounds:"
-        f" {max(len(each.seconds) for each in found[1:])}, steps of a block: {base.steps}, threads: {base.threads}",
+        f" {max(len(each.seconds) for each in found[1:])}, steps of a block: {base.steps},"
+        f" threads: {base.threads}",
         (
             *("condition", "s a step", "ratio", "min", "max"),
             *("limit", "times limit", "MB once", "MB again", "GB/s"),

@@ -4,13 +4,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress
+from rich.progress import Progress as ProgressBar
 from rich.text import Text
+
+from fpdiff.store.progress import Progress
 
 PIPED_WIDTH = 80
 _UNBOUNDED_WIDTH = 1 << 16
@@ -60,7 +62,7 @@ def printable(value: object) -> Text:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(what: str) -> Iterator[Progress | None]:
     """Show progress on stderr while the block runs; yields None when that is not a terminal.
 
     The function that is yielded takes (done, total). Work that is done in a second shows nothing.
@@ -68,7 +70,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+    with ProgressBar(console=Console(file=sys.stderr), transient=True) as progress:
         task = progress.add_task(what, visible=False)
         begin = time.monotonic()
 

@@ -15,7 +15,7 @@ COMMANDS = ("record", "compare", "certify", "sql", "show", "compact", "upload", 
 HEAD = """\
 # The command line
 
-<!-- This page is generated: edit the commands' help texts, then run `python docs/generate_cli.py`. -->
+<!-- Generated: edit the commands' help texts, then run `python docs/generate_cli.py`. -->
 
 Each command prints this text with `--help`.
 `python -m fpdiff` is the same as `fpdiff`.
@@ -29,11 +29,12 @@ Colours are used on a terminal only, and never when `NO_COLOR` is set.
 | code | meaning |
 |---|---|
 | 0 | done; `compare`: identical; `certify`: sound; `verify`: valid |
-| 1 | `compare`: diverged; `certify`: something was found; `verify`: recording changed something; no other command |
+| 1 | `compare`: diverged; `certify`: found something; `verify`: recording changed something |
 | 2 | an error, or wrong usage; `compare`, `verify`: cannot say |
 | 130 | interrupted with Ctrl-C |
 | 141 | the reader of a pipe went away |
 
+Of the other commands none ends with 1 of its own accord.
 `record` ends with the exit code of the command that it ran, and with 128 + N where signal N ended
 that command.
 It ends with 2 if it could not start the command, or if nothing was recorded.
@@ -49,7 +50,7 @@ Windows: `--steps 10:20,400` means steps 10 to 19 and step 400, as a Python slic
 """,
     "compare": "[The verdict](verdict.md) describes what `--json` prints.\n",
     "certify": "[Certify one run](../how-to/certify-one-run.md) says what is checked.\n",
-    "verify": "[Verify that recording changes nothing](../how-to/verify-the-recorder.md) shows it.\n",
+    "verify": "[Verify that recording changes nothing](../how-to/verify-the-recorder.md) shows.\n",
     "upload": "[Keep runs on object storage](../how-to/runs-on-object-storage.md) says when.\n",
     "sql": "[The store](schema.md) describes the tables.\n",
 }

@@ -18,5 +18,6 @@ compacting  ... and written
 summary  a run in one object
 views    DuckDB views over one or several runs
 verify   what is checked before DuckDB reads
+progress  how long work says how far it is
 errors   the exception tree
 """

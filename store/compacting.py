@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fpdiff.store.compact import (
 )
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import write_json
+from fpdiff.store.progress import Progress
 from fpdiff.store.run import RankRecord, Run
 from fpdiff.store.schema import VERSION
 from fpdiff.store.summary import state_of
@@ -27,8 +28,6 @@ from fpdiff.store.writer import parquet_writer
 
 ROW_GROUP_ROWS = 1 << 16
 """A row group ends with the rank that brings it to so many rows."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ This module is the contract; classes elsewhere are conveniences. A run is a fold
 
     run.json                                      who, what, when, command
     ranks/rank=00003.json                         environment, settings, blind spots of one rank
-    sites/rank=00003/seg-00000.parquet            SITES: static description of a point of the program
+    sites/rank=00003/seg-00000.parquet            SITES: static description of points of the program
     events/rank=00003/seg-00000.parquet           EVENTS: one digest of one tensor, 16-byte digests
     steps/rank=00003/seg-00000.parquet            STEPS: one row per closed step
     journal/rank=00003/seg-00001.arrows           the segments not yet turned into Parquet

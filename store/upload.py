@@ -8,7 +8,7 @@ the run.json that says that the command has ended comes last.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from fpdiff.store.bucket import ObjectFolder, is_url
 from fpdiff.store.checks import mapping
 from fpdiff.store.errors import StoreError
 from fpdiff.store.files import attempts, write_json
+from fpdiff.store.progress import Progress
 from fpdiff.store.run import Run
 from fpdiff.store.schema import CONTENTS, TABLES, rank_name
-
-Progress = Callable[[int, int], None]
 
 
 def upload_run(

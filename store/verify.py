@@ -1,4 +1,4 @@
-"""Checks of a Parquet file before DuckDB reads it, which takes checksums and statistics on trust."""
+"""Checks a Parquet file before DuckDB reads it, which takes checksums and statistics on trust."""
 
 import re
 import uuid

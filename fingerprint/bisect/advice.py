@@ -36,10 +36,10 @@ _UPDATE = (
     " its state; the rung op records what it computes with"
 )
 _AT_LAYER = {
-    "loss": "compare what the loss is made with beside the model's output: labels, weights, a scale;"
-    " the rung op records that",
-    "local_gradient": "compare what .grad held before this pass (zero_grad, a reduction that came too"
-    " early); if that is equal, run with torch.use_deterministic_algorithms(True)",
+    "loss": "compare what the loss is made with beside the model's output: labels, weights, a"
+    " scale; the rung op records that",
+    "local_gradient": "compare what .grad held before this pass (zero_grad, a reduction that came"
+    " too early); if that is equal, run with torch.use_deterministic_algorithms(True)",
     "parameter": _UPDATE,
     "master": _UPDATE,
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
@@ -55,8 +55,8 @@ _REDUCED_OR_CHANGED = (
 """For a gradient that is another one on several ranks where their optimizers got it."""
 
 _OF_PASSES = {
-    "eval": "only one run ran the model without gradients here, and what that left was read later: a"
-    " batch norm's averages in training mode, a cache",
+    "eval": "only one run ran the model without gradients here, and what that left was read later:"
+    " a batch norm's averages in training mode, a cache",
     "recompute": "the runs recompute activations otherwise, or only one does: compare what is"
     " checkpointed, and under what (autocast, generators, hooks)",
 }
@@ -67,18 +67,18 @@ _SET_LATE = (
     " optimizer, a rate scaled by hand"
 )
 _NOT_OF_TORCH = (
-    "no operator that was recorded made it: numpy, a number of the program's or a file did, what ran"
-    " before a model was first called, or memory that nobody wrote (np.empty); compare what it is made"
-    " from, and the samplers if it is part of a batch"
+    "no operator that was recorded made it: numpy, a number of the program's or a file did, what"
+    " ran before a model was first called, or memory that nobody wrote (np.empty); compare what it"
+    " is made from, and the samplers if it is part of a batch"
 )
 _COLLECTIVES = ("c10d.", "_c10d_functional.")
 _EXCHANGED = (
-    "the runs exchange other tensors here, or only one does: compare no_sync, parameters that no loss"
-    " uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
+    "the runs exchange other tensors here, or only one does: compare no_sync, parameters that no"
+    " loss uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
 )
 _TRAINED = (
-    "only one run trains this parameter here: compare requires_grad, what is frozen or detached, and"
-    " whether the loss depends on it"
+    "only one run trains this parameter here: compare requires_grad, what is frozen or detached,"
+    " and whether the loss depends on it"
 )
 _ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
@@ -90,8 +90,8 @@ _STATE_HINTS = {
     " of the scheduler",
     "gradient scaler": "the scaler's state differs: was it restored?",
     "training flag": "train() or eval() was called on one side only",
-    "requires_grad": "compare what is frozen, and when (the value counts these parameters): a phase, an"
-    " adapter, requires_grad_(False), a checkpoint's loader",
+    "requires_grad": "compare what is frozen, and when (the value counts these parameters): a phase,"
+    " an adapter, requires_grad_(False), a checkpoint's loader",
 }
 
 _GROUP_HINTS = {

@@ -117,10 +117,10 @@ def align(a: Arm, b: Arm) -> Aligned:
     """Pair the events of two arms.
 
     Equal sequences of keys pair by position. Else events pair by microbatch and key, those of ops
-    as `pair_calls` says. Either way `pair_at_parameters` has the last word. What only one arm has is
-    put where it would have come. Where one run's record starts (a resumed run against one that was
-    not interrupted), the other's ops before the step's first module are left out. Microbatches that one
-    arm has in front are numbered as the last ones.
+    as `pair_calls` says. Either way `pair_at_parameters` has the last word. What only one arm has
+    is put where it would have come. Where one run's record starts (a resumed run against one that
+    was not interrupted), the other's ops before the step's first module are left out. Microbatches
+    that one arm has in front are numbered as the last ones.
     """
     if a.is_the_start != b.is_the_start:
         a, b = (arm if arm.is_the_start else arm.without_prelude() for arm in (a, b))

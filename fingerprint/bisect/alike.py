@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"(?<![^.])(group)?\d+(?![^.])")
 
 
 class Sorts:
-    """Sorts the events of a step: those of a sort differ in the module, the parameter or the call."""
+    """Sorts the events of a step: those of a sort differ in module, parameter or call."""
 
     def __init__(self, aligned: Aligned) -> None:
         """Belong to a step."""

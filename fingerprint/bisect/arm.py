@@ -225,7 +225,7 @@ class Arm:
         return np.concatenate([direct, np.setdiff1d(between, direct, assume_unique=True)])
 
     def has(self, among: Ints, arm: "Arm", index: int) -> bool:
-        """Return whether some of the events are what an event of an arm is: in bits, dtype, shape."""
+        """Return whether some of the events equal an event of an arm in bits, dtype and shape."""
         equal = (self.digest[among] == arm.digest[index]).all(axis=1)
         return bool((equal & (self.description[among] == arm.description[index])).any())
 

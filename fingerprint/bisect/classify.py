@@ -180,8 +180,8 @@ def of_microbatches(site: Site, numbers: tuple[int, int]) -> Kind:
     """Return the finding that a step has another number of microbatches, from `site` on."""
     a, b = numbers
     only = "A" if a > b else "B"
-    what = f"the step has {_microbatches(a)} in A and {b} in B: {described(site)} exists only in {only}"
-    return Kind("structure", None, what)
+    what = f"the step has {_microbatches(a)} in A and {b} in B"
+    return Kind("structure", None, f"{what}: {described(site)} exists only in {only}")
 
 
 def of_other_root(name: str) -> Kind:

@@ -1,6 +1,6 @@
 """The whole way from two runs to a verdict."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from fpdiff.fingerprint.bisect.verdict import (
 )
 from fpdiff.fingerprint.bisect.wording import counted, ranks_text, steps_text
 from fpdiff.store.errors import CompareError
+from fpdiff.store.progress import Progress
 from fpdiff.store.run import Run
 
 _KEPT_RANKS = 4
@@ -49,7 +50,7 @@ def compare_runs(
     align: str = "number",
     count: bool = False,
     engine: Engine = in_parallel,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Verdict:
     """Compare two runs.
 
@@ -194,7 +195,7 @@ def _count(tiers: Tiers, engine: Engine, tell: "_Progress") -> Counted:
 class _Progress:
     """Counts what is done, and tells it on."""
 
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+    def __init__(self, total: int, tell: Progress | None) -> None:
         self.total = total
         self._done = 0
         self._tell = tell

@@ -413,7 +413,7 @@ class Describer:
         return evidence
 
     def _since(self, row: int) -> list[str]:
-        """Say since when a part of the state differs, if not from the start of what was compared."""
+        """Say since when a part of the state differs, if not from the first step compared."""
         tier, step = self._found.tier, self._found.step
         before = tier.num_steps_before(step)
         if not before:

@@ -47,8 +47,8 @@ class Candidate:
         microbatches: how many the step has in A and in B, if this stands for those that only one
             of them has.
         buffer: of which buffer it is, if it is one at the start of the step.
-        root_in_b: what the root of A is called in B, if this stands for all that follows from another
-            model's being the root there.
+        root_in_b: what the root of A is called in B, if this stands for all that follows from
+            another model's being the root there.
     """
 
     row: int
@@ -125,7 +125,7 @@ def _where_it_was_made(found: RankFindings) -> RankFindings:
 
 
 def _made_before(found: RankFindings) -> RankFindings | None:
-    """Return the findings of the step before, if ops there made what differs and a step began with."""
+    """Return the findings of the step before, if ops there made what a step begins with."""
     tier, step = found.tier, found.step
     before = tier.num_steps_before(step)
     earlier = int(tier.steps[before - 1]) if before else step
@@ -383,7 +383,7 @@ def _places(aligned: Aligned, rows: Flags) -> frozenset[Place]:
 
 
 def _may_follow(site: Site) -> bool:
-    """Return whether a site is of what may be divided by the number of microbatches, or set later."""
+    """Return whether a site may be divided by the number of microbatches, or was set later."""
     return bool(site["kind"] in ("loss", "arguments")) or is_set_late(site)
 
 
@@ -406,7 +406,7 @@ def _is_alone(site: Site) -> bool:
 
 
 def _is_held(site: Site) -> bool:
-    """Return whether a site is of a tensor that a step starts from, or finds outside the modules."""
+    """Return whether a step starts from a site's tensor, or finds it outside the modules."""
     is_found = site["kind"] == "input" and is_outside(site)
     return is_found or component_of(site) in _TENSORS
 

@@ -11,8 +11,8 @@ Batches = list[set[tuple[int, ...]]]
 def behind(a: Arm, b: Arm) -> tuple[Arm, Arm]:
     """Number the microbatches that one arm has in front as if they came last.
 
-    A model is tried out, say, or a warm-up was not undone. The batches tell: those of one arm are the
-    last of the other. Else the first would pair with the first, and all would seem to differ.
+    A model is tried out, say, or a warm-up was not undone. The batches tell: those of one arm are
+    the last of the other. Else the first would pair with the first, and all would seem to differ.
     """
     of_a, of_b = _batches(a), _batches(b)
     if 0 < len(of_a) < len(of_b) and _ends_with(of_b, of_a):

@@ -337,9 +337,9 @@ def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
 def _trained_otherwise(aligned: Aligned, mismatched: Flags) -> Flags:
     """Return what one run alone computes to train parameters, where other ones are frozen in it.
 
-    It follows from requires_grad, which autograd reads and no op does: gradients, on the way to them
-    too, what the optimizer does with them and what it keeps from then on. Its operators on lists of
-    tensors get other lists.
+    It follows from requires_grad, which autograd reads and no op does: gradients, on the way to
+    them too, what the optimizer does with them and what it keeps from then on. Its operators on
+    lists of tensors get other lists.
     """
     told = ~aligned.paired | aligned.having(is_kind("arguments")) | aligned.having(_is_of_lists)
     kept = aligned.having(is_start) & aligned.having(is_kind("optimizer_state"))
@@ -355,7 +355,7 @@ def _trained_otherwise(aligned: Aligned, mismatched: Flags) -> Flags:
 
 
 def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
-    """Return the calls in which only a resumed run made what it starts from, as a tensor of its own.
+    """Return the calls in which a resumed run alone made a tensor of what both start from.
 
     Such is a gradient scaler's scale, which is restored as a number. The first are of what both
     start from; the others follow from its difference.
@@ -416,7 +416,7 @@ def _had_elsewhere(aligned: Aligned, producer: Ints, event: Ints) -> Flags:
 
 
 def _met_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return the inputs in one arm whose readers read the same in the other, where it was met before.
+    """Return the inputs in one arm whose readers read the same, met before, in the other.
 
     A tensor that no event made is recorded once in a step, where it is first met: in an evaluation,
     or by an op that prints its norm, if only one run has these. One that a module is given and no

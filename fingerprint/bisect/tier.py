@@ -239,7 +239,7 @@ class RankTier:
         return self._latest[1]
 
     def has_at(self, step: int, site: Site) -> bool:
-        """Return whether both runs recorded a point of the program, of any dtype and shape, in a step.
+        """Return whether both runs recorded a point of the program in a step, of any description.
 
         Raises:
             StoreError: a file is damaged.

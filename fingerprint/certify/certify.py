@@ -1,6 +1,6 @@
 """The whole way from a run to a certificate."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fpdiff.fingerprint.bisect.wording import counted, numbers_text
@@ -17,10 +17,9 @@ from fpdiff.fingerprint.certify.unseen import notes, sum_blind_spots
 from fpdiff.fingerprint.certify.whole import EventCheck, check_ending, check_files, check_rows
 from fpdiff.store.checks import text
 from fpdiff.store.errors import StoreError
+from fpdiff.store.progress import Progress
 from fpdiff.store.run import RankRecord, Run
 from fpdiff.store.verify import Verifier
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass

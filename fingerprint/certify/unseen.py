@@ -40,7 +40,9 @@ def notes(run: Run, ranks: list[Rank]) -> Iterator[str]:
         if rank.tail is not None:
             tails.setdefault(rank.tail, []).append(rank.rank)
     for step, who in sorted(tails.items()):
-        yield f"step {step} ends with the program on {ranks_text(who)}: no optimizer's step ended it"
+        yield (
+            f"step {step} ends with the program on {ranks_text(who)}: no optimizer's step ended it"
+        )
     code = run.info.get("exit_code")
     if isinstance(code, int) and code != 0:
         yield f"the command ended with exit code {code}"

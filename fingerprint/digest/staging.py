@@ -1,8 +1,8 @@
 """Digests that come back from a device later, all of a step in one copy.
 
 A digest is queued on the device, behind whatever the program has queued there, and goes to a row of
-a buffer that exists already. The event gets a *placeholder* of 16 bytes instead. At the end of a step
-the rows are copied to pinned memory by one asynchronous copy for each device; when it has
+a buffer that exists already. The event gets a *placeholder* of 16 bytes instead. At the end of a
+step the rows are copied to pinned memory by one asynchronous copy for each device; when it has
 arrived, the placeholders are replaced. So nothing waits for a device within a step.
 
 A number (a loss, a norm) takes the same way: asking the device for it would wait as well.
@@ -83,7 +83,7 @@ class Staging:
         return self.placeholder(self._take_row(numbers))
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Queue the number that a tensor holds, see `host.is_number`; return the placeholder's number.
+        """Queue the number that a tensor holds (`host.is_number`); return its placeholder's number.
 
         What the placeholder stands for among digests is the digest of the number's text.
         """
@@ -113,7 +113,7 @@ class Staging:
         return number
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's digest can be waited for: work is queued in a default stream."""
+        """Return whether a tensor's digest can come later: a default stream's queue has it."""
         if not tensor.is_cuda:
             return False
         where = tensor.device
@@ -121,7 +121,7 @@ class Staging:
         return is_default
 
     def begin_copies(self) -> int:
-        """Send what has been queued so far on its way; return the number of the next placeholder."""
+        """Send off what has been queued so far; return the number of the next placeholder."""
         for stream, numbers in self._streams.values():
             if numbers:
                 self._begin_copy(stream, numbers)

@@ -10,7 +10,7 @@ arming      puts the hooks in when torch has been imported, takes them out again
 current     the recorder of this process, behind `fpdiff.step`, `log` and `mark`
 script      the bodies of those three
 recorder    steps, sites and events: every hook's way to the store
-warning     warnings that cannot harm the program
+warning     warnings and sentences that cannot harm the program
 quiet       how a hook looks without disturbing
 threads     which threads are followed
 identity    a table keyed by live objects

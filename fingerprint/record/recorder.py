@@ -117,8 +117,8 @@ class Recorder:
         """Begin to record this process if it has not begun; called when a module runs.
 
         Returns:
-            Whether it records; False for workers of DataLoaders and pools, and for ranks outside the
-            window.
+            Whether it records; False for workers of DataLoaders and pools, and for ranks outside
+            the window.
         """
         if self._writer is not None:
             return True
@@ -198,7 +198,7 @@ class Recorder:
             return
         with torch._C.DisableTorchFunction():
             try:
-                # An exception may have cut the step short: only an optimizer's step says it is whole.
+                # An exception may have cut it short: only an optimizer's step says it is whole.
                 self._close_step(ended=self.boundary_due)
                 self.events.close()
                 self._write_info(finished=True)

@@ -58,7 +58,7 @@ class Settings:
         """Check the values.
 
         Raises:
-            RecordError: unknown level or digest, a path that cannot be, or a bad regular expression.
+            RecordError: unknown level or digest, an impossible path, or a bad regular expression.
         """
         if self.level not in LEVELS:
             known = " or ".join(LEVELS)

@@ -22,7 +22,7 @@ class Threads:
         self._elsewhere = threading.local()
 
     def take(self) -> bool:
-        """Follow this thread from now on, unless another was quicker; return whether it is this one."""
+        """Follow this thread, unless another was quicker; return whether it is followed."""
         with self._lock:
             if self._training is None:
                 self._training = threading.get_ident()

@@ -1,5 +1,6 @@
-"""Warnings that cannot harm the program, even where it makes errors of them or shows them itself."""
+"""Words to the user that cannot harm the program, however it treats warnings and stderr."""
 
+import contextlib
 import sys
 import warnings
 
@@ -13,5 +14,16 @@ def warn(text: str, *, stacklevel: int = 1) -> None:
     """
     try:
         warnings.warn(f"fpdiff: {text}", stacklevel=stacklevel + 1)
-    except Exception:  # noqa: BLE001  # Warnings may be errors, and be shown by the program's own code.
-        print(f"fpdiff: {text}", file=sys.stderr)
+    except Exception:  # noqa: BLE001  # Warnings may be errors, and be shown by the program's code.
+        say(text)
+
+
+def say(text: str) -> None:
+    """Print a sentence on stderr; if that takes nothing, it is not said.
+
+    Args:
+        text: one sentence.
+    """
+    if sys.stderr is not None:  # Else `print` would take stdout.
+        with contextlib.suppress(Exception):  # It is closed, full or of the program's own making.
+            print(f"fpdiff: {text}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Given a function, returns the one to put in its place."""
 
 Places = Mapping[str, Sequence[tuple[str, str, Around]]]
-"""By name of a module: a class in it, or "" for the module, an attribute, and what to put around."""
+"""By name of a module: a class in it or "" for the module, an attribute, what to put around."""
 
 
 def wrap(places: Places) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """One run evaluates the model between its steps: no difference by itself, whatever the model holds.
 
-What a step's record has depends on what was met before in the step, and an evaluation meets it first.
+What a step's record has depends on what the step met before, and an evaluation meets it first.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What fpdiff says of state that a program holds otherwise, and of models that it calls otherwise."""
+"""What fpdiff says of state that a program holds otherwise, and models that it calls otherwise."""
 
 import copy
 from pathlib import Path

@@ -175,6 +175,7 @@ def test_odd_streams(line: str, said: str) -> None:
         ("compare gone run 2>/dev/full", 2),
         ("sql run 'select * from range(101)' 2>/dev/full", 0),
         ("record --out a -- sh -c 'mkdir a/journal; exit 3' 2>/dev/full", 3),
+        ("record --out a -- sh -c 'mv a b; exit 3' 2>/dev/full", 3),
         ("record --out a -- sh -c 'mkdir a/journal; exit 3' 2> >(true)", 3),
     ],
 )

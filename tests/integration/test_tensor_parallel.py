@@ -1,4 +1,4 @@
-"""A fault on one rank of a tensor-parallel model, at rung layer: the other rank only received it."""
+"""A fault on one rank of a tensor-parallel model, at rung layer: the other only received it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -312,7 +312,7 @@ OTHERS = {
     "Megatron Core": ("not tested", "it is not among the test dependencies"),
     "DeepSpeed": (
         "not tested",
-        "by hand with 0.19.8, ZeRO 0 to 3 on two CPU ranks: twins identical, planted differences named",
+        "by hand with 0.19.8, ZeRO 0 to 3 on two ranks: twins identical, planted differences named",
     ),
 }
 

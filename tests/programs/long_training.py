@@ -2,7 +2,7 @@
 
     RANK=r long_training.py FOLDER STEPS
 
-The ranks meet in FOLDER. Each writes to FOLDER/rank<r>.txt how many optimizer steps it has finished.
+The ranks meet in FOLDER. Each writes to FOLDER/rank<r>.txt how many steps it has finished.
 """
 
 import os

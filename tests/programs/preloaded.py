@@ -2,8 +2,8 @@
 
 Arguments are names of further modules to import.
 
-Each line of stdin is a request. {"script", "argv", "env", "output", "record", "watch", "fault"}: run
-a script with that environment added and its stdout and stderr in the file `output`; `record`, if
+Each line of stdin is a request. {"script", "argv", "env", "output", "record", "watch", "fault"}:
+run a script with that environment added, its stdout and stderr in the file `output`; `record`, if
 not null, holds the arguments of `fpdiff.record`, which then watches it; `watch` a folder for the
 digests that `fpdiff verify` compares; `fault` the bit to flip below the recorder. The answer is
 {"pid"}. {"ended": pid} asks for {"code"}, which is null while it runs.

@@ -12,6 +12,7 @@ from fpdiff.fingerprint.record.events.prelude import FIRST, OpEvent, OpPlace, Pr
 from fpdiff.fingerprint.record.events.sitetable import Point
 
 if TYPE_CHECKING:
+    from fpdiff.fingerprint.record.ops.call import Call
     from fpdiff.fingerprint.record.recorder import Recorder
 
 
@@ -44,10 +45,9 @@ class OpEvents:
 
     def emit(
         self,
+        call: "Call",
         point: Point,
-        occurrence: int,
         digest: bytes,
-        microbatch: int,
         dtype: torch.dtype | str = "",
         shape: torch.Size | tuple[int, ...] = (),
         reads: list[int] | None = None,
@@ -58,13 +58,12 @@ class OpEvents:
         """Append or keep one event of an op and return its seq, which may be provisional.
 
         Args:
+            call: which call of the op it is.
             point: as for `StepEvents.emit`, and so are digest, dtype, shape, reads and value.
-            occurrence: nth call of the op, see `count`.
-            microbatch: the microbatch.
             earlier: seqs that it also read if it turns out to belong to the open step.
             span: it also read so many events just before it; none between steps.
         """
-        reads = reads or []
+        reads, occurrence, microbatch = reads or [], call.occurrence, call.microbatch
         if not self._recorder.between_steps:
             return self._events.emit(
                 point, digest, microbatch, dtype, shape, reads, span, value, occurrence

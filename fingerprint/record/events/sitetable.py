@@ -101,7 +101,7 @@ class SiteTable:
 
 
 def _written(name: str) -> str:
-    """Return a name as UTF-8 can hold it: that of a file may be no text, and any may hold halves."""
+    """Return a name as UTF-8 can hold it: any may hold half of a surrogate pair."""
     return name.encode(errors="backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The line of the program that is running: the innermost frame that is not torch's, Triton's or ours.
+"""The program's running line: the innermost frame that is not torch's, Triton's or ours.
 
 In a backward pass no frame outside of it counts: the call that began it says nothing of the op that
 runs, and where autograd runs nodes in a thread of its own there is none.

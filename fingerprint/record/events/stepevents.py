@@ -277,7 +277,7 @@ class StepEvents:
         self.emit(point, digest_of_number(number), value=number)
 
     def _number(self, tensor: torch.Tensor) -> float | None:
-        """Return the number that the next event's tensor holds, unless it comes later or is none."""
+        """Return the number that the next event's tensor holds; None if it comes later."""
         if not is_number(tensor) or self._late(tensor) is not None:
             return None
         return scalar(tensor)

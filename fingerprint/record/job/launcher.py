@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import resources
@@ -14,6 +13,7 @@ from typing import IO
 from fpdiff.fingerprint.record.job import runfolder
 from fpdiff.fingerprint.record.job.launch import launcher_rank
 from fpdiff.fingerprint.record.settings import ENVIRONMENT_VARIABLE, Settings
+from fpdiff.fingerprint.record.warning import say
 from fpdiff.store.errors import RecordError
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -63,24 +63,21 @@ def run(
             runfolder.remove_if_empty(root)
         raise
     if not (root / "run.json").exists():
-        print(
-            f"fpdiff: {root} is gone: it was moved or removed while the command ran",
-            file=sys.stderr,
-        )
+        say(f"{root} is gone: it was moved or removed while the command ran")
         return exit_code
     if is_only and runfolder.remove_if_empty(root):
         if exit_code == 0:
             raise RecordError(
                 f"nothing was recorded: {command[0]!r} ended without running a torch.nn.Module"
-                f" outside of compiled code on a rank that was asked for, or its Python was kept from"
-                f" fpdiff (by -I, -E, -S or another PYTHONPATH); {root} was not kept"
+                " outside of compiled code on a rank that was asked for, or its Python was kept"
+                f" from fpdiff (by -I, -E, -S or another PYTHONPATH); {root} was not kept"
             )
         return exit_code
     try:
         runfolder.finish(root, exit_code)
     except OSError as error:
         # The command has ended as it would have; a full disk must not look like its failure.
-        print(f"fpdiff: cannot note the end of {root}: {error}", file=sys.stderr)
+        say(f"cannot note the end of {root}: {error}")
     return exit_code
 
 

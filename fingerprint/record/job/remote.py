@@ -7,7 +7,6 @@ or slow the training, and no S3 client runs in the training's processes.
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from fpdiff.fingerprint.record.job import launcher
 from fpdiff.fingerprint.record.job.launch import launcher_rank
 from fpdiff.fingerprint.record.settings import Settings
+from fpdiff.fingerprint.record.warning import say
 from fpdiff.store.bucket import ObjectFolder
 from fpdiff.store.errors import BucketError, RecordError, StoreError
 from fpdiff.store.upload import Upload
@@ -103,7 +103,7 @@ class _Recording:
             self._thread.join()
             self._upload.everything()
         except (BucketError, OSError, KeyboardInterrupt) as error:
-            _say(
+            say(
                 f"{self.url} is not complete: {_reason(error)}; the run is kept, upload it with:"
                 f" fpdiff upload {shlex.quote(str(self.root))} {shlex.quote(self.url)}"
             )
@@ -118,7 +118,7 @@ class _Recording:
             try:
                 self._upload.withdraw()
             except BucketError as error:
-                _say(f"{self.url} holds an empty run: {error}")
+                say(f"{self.url} holds an empty run: {error}")
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _upload_now_and_then(self) -> None:
@@ -128,7 +128,7 @@ class _Recording:
                 self._upload.committed()
             except (BucketError, OSError) as error:
                 if not has_failed:
-                    _say(
+                    say(
                         f"{_reason(error)}; the recording goes on in {self.root}, and the upload"
                         " will be tried again"
                     )
@@ -137,7 +137,3 @@ class _Recording:
 
 def _reason(error: BaseException) -> str:
     return str(error) or "interrupted"
-
-
-def _say(sentence: str) -> None:
-    print(f"fpdiff: {sentence}", file=sys.stderr)

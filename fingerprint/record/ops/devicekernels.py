@@ -1,10 +1,10 @@
-"""Names of the kernels that torch's operators launch on a device, as torch's own profiler tells them.
+"""Names of the kernels that operators launch on a device, as torch's own profiler tells them.
 
 While the profiler runs, each recorded call of an operator is marked. A kernel belongs to the call
 within whose mark it was launched, in this thread or in one of autograd's, whenever it ran.
 
-The profiler runs from the moment a step has been opened to the step's end, for what this thread does
-and autograd does for it. Only one can run: the program's own has precedence.
+The profiler runs from the moment a step has been opened to the step's end, for what this thread
+does and autograd does for it. Only one can run: the program's own has precedence.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Activity(NamedTuple):
 
 
 def by_mark(activities: Iterable[Activity]) -> dict[int, list[str]]:
-    """Return the names of the kernels that were launched within each mark, in order of their start."""
+    """Return the names of the kernels launched within each mark, in order of their start."""
     launchers: dict[int, Activity] = {}
     marks: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # (start, end, number)
     kernels = []

@@ -1,10 +1,10 @@
 """Kernels that Triton launches: what each was given, and what it wrote.
 
-A launch does not pass torch's dispatcher, so what it writes would be nobody's. A kernel's parameters
-do not say what it reads and what it writes, so every tensor is taken as read, and one whose bytes
-have changed as written; from then on that parameter of the kernel counts as written even where
-the bytes come out as they were. Memory that nobody has written is not read: it is passed to be
-filled. What a kernel writes outside of the tensors that it was given is not seen.
+A launch does not pass torch's dispatcher, so what it writes would be nobody's. A kernel's
+parameters do not say what it reads and what it writes, so every tensor is taken as read, and one
+whose bytes have changed as written; from then on that parameter of the kernel counts as written
+even where the bytes come out as they were. Memory that nobody has written is not read: it is passed
+to be filled. What a kernel writes outside of the tensors that it was given is not seen.
 
 A kernel inside an operator that the dispatcher shows (a custom operator) is recorded as well, and
 the operator then reads what its kernels wrote. The other work inside the operator is not seen,
@@ -268,7 +268,7 @@ def _split(
 
 
 def _tensors(slot: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in an argument: itself, in a tuple, or below a descriptor or another dtype."""
+    """Yield an argument's tensors: itself, in a tuple, below a descriptor or another dtype."""
     if isinstance(value, torch.Tensor):
         yield slot, value
     elif isinstance(value, (tuple, list)):

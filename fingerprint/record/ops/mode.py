@@ -353,14 +353,8 @@ class OpRecorder:
         place = call.place
         if place is not None and (chosen := self.writers.chosen(place)) is not None:
             reads = [*reads, chosen]
-        seq = self.op_events.emit(
-            call.at("arguments", slot),
-            call.occurrence,
-            digest,
-            call.microbatch,
-            reads=reads,
-            value=value,
-        )
+        point = call.at("arguments", slot)
+        seq = self.op_events.emit(call, point, digest, reads=reads, value=value)
         call.reads.append(seq)
         if torch.is_grad_enabled() and not recorder.between_steps:
             recorder.nodes.note_arguments(seq)
@@ -396,7 +390,7 @@ class OpRecorder:
         before = self.op_events.draws.get(key)
         point = call.at("generator", name)
         reads = [] if before is None else [before]
-        seq = self.op_events.emit(point, call.occurrence, state, call.microbatch, reads=reads)
+        seq = self.op_events.emit(call, point, state, reads=reads)
         self.op_events.draws[key] = seq
         if not recorder.between_steps:
             self.op_events.draws_in_call.append(seq)
@@ -427,9 +421,7 @@ class OpRecorder:
         digest = digest_bytes(shown(value).encode())
         number = float(value) if isinstance(value, (int, float)) else None
         reads = call.reads_of(None)
-        seq = self.op_events.emit(
-            point, call.occurrence, digest, call.microbatch, reads=reads, value=number
-        )
+        seq = self.op_events.emit(call, point, digest, reads=reads, value=number)
         self.op_events.numbers.append(seq)
 
     def _allocated(self, call: Call, result: Any) -> None:
@@ -518,10 +510,9 @@ class OpRecorder:
         if recorder.settings.stats and not recorder.between_steps:
             recorder.events.note_stats(tensor)
         return self.op_events.emit(
+            call,
             point,
-            call.occurrence,
             digest,
-            call.microbatch,
             tensor.dtype,
             shape_of(tensor),
             reads,

@@ -67,7 +67,7 @@ class OpSchema:
     is_idle: bool = False
 
     def ignored(self, others: list[tuple[str, Any]]) -> frozenset[str]:
-        """Return names of the arguments that a call does not read, given those that are no tensors."""
+        """Return names of the arguments that a call does not read, given the non-tensors."""
         if self.ignores_where is not None:
             name, value, unread = self.ignores_where
             if (name, value) in others:

@@ -1,9 +1,11 @@
 """Run by Python at its start in every process below `fpdiff record` and `fpdiff verify`.
 
 Arms the recorder, or what it is held against, when torch has been imported, and costs nothing in a
-process that never does. Another `sitecustomize` further down the path is run as it would be without this one.
+process that never does. Another `sitecustomize` further down the path is run as it would be without
+this one.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -52,11 +54,17 @@ def _arm() -> None:
 
             watch(folder)
     except Exception as error:  # noqa: BLE001  # The program must start all the same.
-        print(
+        _say(
             f"fpdiff: nothing is recorded in process {os.getpid()}: {error!r}; install fpdiff into"
-            f" {sys.executable}'s environment",
-            file=sys.stderr,
+            f" {sys.executable}'s environment"
         )
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence as `record.warning` does, which may be what could not be imported."""
+    if sys.stderr is not None:  # Else `print` would take stdout.
+        with contextlib.suppress(Exception):
+            print(sentence, file=sys.stderr, flush=True)
 
 
 def _run_next_sitecustomize() -> None:

@@ -3,10 +3,11 @@
 State counts from the start of a step, but an optimizer shows itself by a hook only when it steps,
 a scaler never, and an averaged copy of a model (EMA) may not be called for a long time. They are
 looked for among the objects that Python's collector knows, at the start of the first, second,
-tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone is
-loaded, and as much again, and the collector's 0.1 s, where something new is found. A step also looks
-for models that were made since the one before, a few times at most. Once more in the first step, if an optimizer steps there that had not been made when a model was first called, and for
-the optimizer of parameters that compiled code has begun to write, in which no hook fires.
+tenth, hundredth ... step that a process records, so that the cost fades: 0.05 s where torch alone
+is loaded, and as much again, and the collector's 0.1 s, where something new is found. So does a
+step before which a model was made, a few times at most. Once more in the first step, if an
+optimizer steps there that had not been made when a model was first called, and for the optimizer of
+parameters that compiled code has begun to write, in which no hook fires.
 
 Looking must not touch: types are read with `type()`, since asking an arbitrary object for its
 class can run its code.

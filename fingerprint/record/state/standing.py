@@ -1,7 +1,7 @@
 """A tensor that lies where it lay in the step before, as parameters and their moments do.
 
-At the rungs step and layer most events are of such tensors. What was found out about one is kept, so
-that one look tells that it still holds: where its bytes are, and the number of its site.
+At the rungs step and layer most events are of such tensors. What was found out about one is kept,
+so that one look tells that it still holds: where its bytes are, and the number of its site.
 """
 
 from typing import NamedTuple

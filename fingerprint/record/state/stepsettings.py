@@ -90,7 +90,7 @@ class StepSettings:
         self.recorder.events.emit(point, digest, value=float(len(frozen)))
 
     def record_found(self, since: int) -> None:
-        """Emit the options and scalers that have been found and are not recorded yet; see `record`."""
+        """Emit the options and scalers found since they were recorded; see `record`."""
         for index, optimizer in self.discovery.optimizers(since):
             if (index, 0) not in self._options_known:
                 self._options(index, optimizer)

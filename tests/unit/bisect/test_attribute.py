@@ -103,6 +103,16 @@ def test_a_buffer_that_differs_later_than_on_another_rank_was_broadcast(
     assert told == [(r, [1 - r], via) for r, step in enumerate(steps) if step > first]
 
 
+def test_a_buffer_is_broadcast_within_a_group(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if (step, rank) in ((1, 2), (2, 0)):
+            twist("norm.mean")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1, 2], group=[0, 1])
+    assert [(o.rank, o.step) for o in verdict.origins] == [(2, 1), (0, 2)]
+    assert verdict.receivers == []
+
+
 def test_equal_gradients_and_another_sum_are_a_collective(tmp_path: Path) -> None:
     verdict = diverged(tmp_path, at(1, None, twist("reduced l0")), ranks=[0, 1])
     assert [(o.rank, o.class_) for o in verdict.origins] == [(0, "collective"), (1, "collective")]
@@ -118,6 +128,20 @@ def test_a_gradient_that_one_rank_alone_got_otherwise_changed_after_the_reductio
     assert (origin.rank, origin.class_) == (1, "computation")
     assert "all others got an equal one" in origin.summary
     assert "clipping" in str(origin.hint) and "deterministic" not in str(origin.hint)
+
+
+def test_what_a_rank_that_differs_already_got_is_not_known_to_be_equal(tmp_path: Path) -> None:
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if (step, rank) == (1, 0):
+            twist("norm.mean")(events)
+        if (step, rank) == (2, 1):
+            twist("reduced l0")(events)
+
+    verdict = diverged(tmp_path, edit, ranks=[0, 1])
+    assert [(o.rank, o.step, o.class_) for o in verdict.origins] == [
+        (0, 1, "state"),
+        (1, 2, "collective"),
+    ]
 
 
 def test_a_reduction_of_which_some_ranks_got_something_else_is_a_collective(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def pairs(tmp_path: Path, a: list[Ev], b: list[Ev]) -> str:
         # The calls after it differ in value too: their shapes and neighbours tell.
         ("m4a s1a", "s1x m4b s1b", "-:s1x m4a:m4b s1a:s1b"),
         ("m4a s1a", "m2x m4b s1b", "-:m2x m4a:m4b s1a:s1b"),
-        # Between calls that are known, one of the same operator is the same though of another shape.
+        # Between calls that are known, one of the same operator is the same in another shape.
         ("m4a t4a m4b s1b", "s1x m4a t4a m8c s1b", "-:s1x m4a:m4a t4a:t4a m4b:m8c s1b:s1b"),
         # Equal ones in another order have moved.
         ("m4a s1a", "s1a t1x m4a", "m4a:m4a s1a:s1a -:t1x"),

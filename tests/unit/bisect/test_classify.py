@@ -50,8 +50,8 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
             site(),
             Facts(environment=differing("a", "b", "c", "d")),
             (
-                "output out.0 of module l0 differs although all it read is equal; the environment is"
-                " not: a, b, c and 1 more"
+                "output out.0 of module l0 differs although all it read is equal; the environment"
+                " is not: a, b, c and 1 more"
             ),
         ),
         (
@@ -83,8 +83,8 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
             site(phase="optimizer", kind="optimizer_state", slot="weight.exp_avg"),
             Facts(),
             (
-                "optimizer state l0.weight.exp_avg after the optimizer's step differs although all it"
-                " read is equal"
+                "optimizer state l0.weight.exp_avg after the optimizer's step differs although all"
+                " it read is equal"
             ),
         ),
         (

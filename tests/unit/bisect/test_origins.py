@@ -79,6 +79,43 @@ def test_moved_quiet_events_do_not_count(tmp_path: Path) -> None:
     assert not find_origins(aligned(tmp_path, a, b))
 
 
+def outside(name: str, kind: str = "result", **changes: Any) -> Ev:
+    return ev(name, kind, phase="other", op=f"aten.{name}.default", **changes)
+
+
+def counted(rows: Aligned) -> tuple[list[str], int]:
+    """Return the operators that are origins, and how many lead to nothing."""
+    findings = find_origins(rows)
+    return [rows.site(r)["op"] for r in findings.origins.tolist()], findings.num_idle
+
+
+@pytest.mark.parametrize("hole", [False, True])
+def test_what_is_made_otherwise_of_equal_things_counts_unless_of_garbage(
+    tmp_path: Path, hole: bool
+) -> None:
+    """And so does what is made of it, though nothing in the model reads either."""
+
+    def events(twist: bool) -> list[Ev]:
+        first = outside("w", "uninitialised" if hole else "input")
+        made = outside("mul", reads=["w"], twist=twist)
+        return [first, made, outside("add", reads=["mul"], twist=twist)]
+
+    rows = aligned(tmp_path, events(False), events(True))
+    assert counted(rows) == (([], 2) if hole else (["aten.mul.default"], 0))
+
+
+def test_a_number_that_one_run_alone_took_explains_nothing(tmp_path: Path) -> None:
+    def events(*taken: Ev) -> list[Ev]:
+        reads = [event.name for event in taken]
+        told = ev("alpha", "arguments", "l0", op="aten.add.Tensor", reads=reads, twist=reads)
+        return [ev("w", "parameter", "l0", phase="init"), *taken, told]
+
+    assert counted(aligned(tmp_path, events(), events(outside("item", "number")))) == (
+        ["aten.add.Tensor"],
+        1,
+    )
+
+
 def test_blocks_number_stretches() -> None:
     assert blocks(np.array([5, 5, 7, 7, 5]), np.array([0, 1, 1, 1, 1])).tolist() == [0, 1, 2, 2, 3]
     assert blocks(np.zeros(0, np.int64)).tolist() == []

@@ -238,8 +238,8 @@ def test_a_journal_that_is_cut(tmp_path: Path) -> None:
     found = certified(run)
     assert texts(found) == [
         (
-            "ending: rank 0: its record has no end: it is still being recorded, or was killed; closed"
-            " are steps 0-3"
+            "ending: rank 0: its record has no end: it is still being recorded, or was killed;"
+            " closed are steps 0-3"
         )
     ]
     assert found.checks[1].rests_on == "108 events against 4 step rows"
@@ -418,8 +418,8 @@ def test_collectives_that_agree(tmp_path: Path) -> None:
         (
             at(2, 1, change("gave", shape=(4, 4))),
             (
-                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank gave"
-                " float32[4, 4], unlike rank 0"
+                "rank 1, step 2: c10d.allreduce_ (in the backward, call 0, ranks 0-1): the rank"
+                " gave float32[4, 4], unlike rank 0"
             ),
         ),
         (
@@ -606,8 +606,8 @@ def test_a_recomputation_that_read_what_another_call_had_left(tmp_path: Path) ->
     found = certified(job(tmp_path / "run", ranks=1, microbatches=2, edit=late))
     assert texts(found) == [
         (
-            "recomputation: rank 0, step 2: the recomputation of module l0 gave what another call of"
-            " it had given"
+            "recomputation: rank 0, step 2: the recomputation of module l0 gave what another call"
+            " of it had given"
         )
     ]
 

@@ -241,7 +241,7 @@ def test_options_are_read_when_training_begins(run: Path) -> None:
 def test_a_model_that_was_tried_out_starts_from_what_was_made_after_it(
     tmp_path: Path, level: str, grad: bool
 ) -> None:
-    """Optimizer, what it was loaded with, scaler and averaged weights are those of the first step."""
+    """Optimizer, its loaded state, scaler and averaged weights are those of the first step."""
     starts = []
     for tries in (False, True):
         hide_the_past()

@@ -110,6 +110,15 @@ def test_a_segment_that_was_not_copied_whole(tmp_path: Path, num_files: int) -> 
     assert read_all(tmp_path) == []
 
 
+def test_a_journal_that_is_cut_off_before_another_is_damaged(tmp_path: Path) -> None:
+    write_run(tmp_path, shape=Shape(close=False))
+    journals = tmp_path / "journal" / "rank=00000"
+    whole = (journals / "seg-00002.arrows").read_bytes()
+    (journals / "seg-00003.arrows").write_bytes(whole)
+    with pytest.raises(StoreError, match=r"seg-00002.arrows is damaged: it is cut off, yet later"):
+        read_all(tmp_path)
+
+
 def test_a_file_that_vanishes_while_it_is_read_is_named(tmp_path: Path) -> None:
     write_run(tmp_path)
     record = Run.open(tmp_path).ranks[0]

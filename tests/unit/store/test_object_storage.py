@@ -1,4 +1,4 @@
-"""Runs on object storage: read as they would be in a folder, and uploaded so that they always can."""
+"""Runs on object storage: read as in a folder, and uploaded so that they always can be."""
 
 import contextlib
 import dataclasses
@@ -350,7 +350,7 @@ def _interrupted() -> contextlib.AbstractContextManager[Any]:
 
 
 def test_while_it_is_recorded(store: ObjectStore, tmp_path: Path, url: str) -> None:
-    """Committed segments and what ranks say follow; the journal stays until the command has ended."""
+    """Committed segments and what ranks say follow; the journal stays until the command's end."""
     root = write_run(tmp_path / "run", shape=Shape(close=False, steps=5), ended=None)
     found = Upload(root, url)
     found.claim()

@@ -9,7 +9,7 @@ from synthetic import Shape, digest, site, step_row, write_run, write_run_json
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.run import Run
 from fpdiff.store.schema import EVENTS, SITES, STEPS
-from fpdiff.store.writer import RankWriter
+from fpdiff.store.writer import RankWriter, SegmentLimits
 
 
 def file_of(root: Path, table: str, segment: int = 0) -> Path:
@@ -142,6 +142,32 @@ def test_also_when_the_later_row_is_in_the_next_segment(tmp_path: Path) -> None:
     record = Run.open(tmp_path).ranks[0]
     assert record.steps()["events"].to_pylist() == [1, 2]
     assert record.events(1)["seq"].to_pylist() == [1, 2]
+
+
+def test_what_fails_in_the_background_is_raised_where_the_recording_can_stop(
+    tmp_path: Path,
+) -> None:
+    write_run_json(tmp_path)
+    writer = RankWriter(tmp_path, 0, limits=SegmentLimits(steps=1))
+    (tmp_path / "events").write_text("no folder")
+    flush(writer, 0, 0, row=step_row(0, 0, 1))
+    writer.end_segment_if_full()
+    assert writer._thread is not None
+    writer._thread.join()
+    with pytest.raises(OSError, match="events"):
+        flush(writer, 1, 1, row=step_row(1, 1, 1))
+    with pytest.raises(OSError, match="events"):
+        writer.close()
+
+
+def test_a_run_that_is_moved_while_it_is_recorded_is_not_made_anew(tmp_path: Path) -> None:
+    write_run_json(tmp_path / "run")
+    writer = RankWriter(tmp_path / "run", 0)
+    flush(writer, 0, 0, row=step_row(0, 0, 1))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="the run's folder is gone"):
+        writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
 
 
 def test_a_shifted_run_has_other_step_numbers_and_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that two runs have byte for byte alike are decoded once, and no file is taken for another."""
+"""Files that two runs have byte for byte alike are decoded once; none is taken for another."""
 
 from pathlib import Path
 
