@@ -32,7 +32,7 @@ What follows from it:
 
 reference   the definition in numpy, and what digests host memory
 vectorised  torch operators, on any device
-launches    Triton: one pass over a tensor's memory
+launches    Triton: one pass over a tensor, or over many tensors in one launch
 kernels     what a program of such a launch does
 shards      sums of parts that add up to those of the whole
 device      a tensor's digest where the tensor is

@@ -19,12 +19,28 @@ _S0, _S1 = (tl.constexpr(bits) for bits in SHIFTS)
 # An argument of 1 would otherwise be a constant, which has no type to be cast from, and addresses
 # of another alignment another kernel.
 @triton.jit(do_not_specialize=["address", "num_bytes", "stretch"])
-def sum_lanes(address, num_bytes, stretch, slots, BLOCK: tl.constexpr, WORD: tl.constexpr):
-    """Store the sums of a stretch of a tensor in this program's slot."""
+def sum_one(address, num_bytes, stretch, slots, BLOCK: tl.constexpr, WORD: tl.constexpr):
+    """Store the sums of a stretch of one tensor in this program's slot."""
     slot = tl.program_id(0).to(tl.int64)
-    address, num_bytes = address.to(tl.int64), num_bytes.to(tl.int64)
+    size = num_bytes.to(tl.int64)
     begin = slot * stretch
-    end = tl.minimum(begin + stretch, (num_bytes + 7) // 8)
+    end = tl.minimum(begin + stretch, (size + 7) // 8)
+    _sum(address.to(tl.int64), size, begin, end, slots + 2 * slot, BLOCK, WORD)
+
+
+@triton.jit
+def sum_many(parts, slots, BLOCK: tl.constexpr, WORD: tl.constexpr):
+    """Store the sums of what a row of `parts` says: address, bytes, first lane, end."""
+    slot = tl.program_id(0).to(tl.int64)
+    part = parts + 4 * slot
+    address, num_bytes = tl.load(part), tl.load(part + 1)
+    begin, end = tl.load(part + 2), tl.load(part + 3)
+    _sum(address, num_bytes, begin, end, slots + 2 * slot, BLOCK, WORD)
+
+
+@triton.jit
+def _sum(address, num_bytes, begin, end, slot, BLOCK: tl.constexpr, WORD: tl.constexpr):
+    """Store the sums of lanes `begin` to `end` of the memory at an address."""
     num_whole = num_bytes // 8
     x_sum = tl.full([BLOCK], 0, tl.uint64)
     y_sum = tl.full([BLOCK], 0, tl.uint64)
@@ -43,8 +59,8 @@ def sum_lanes(address, num_bytes, stretch, slots, BLOCK: tl.constexpr, WORD: tl.
     x, y = _mixed(last, num_whole.to(tl.uint64))
     x_total = tl.sum(x_sum) + tl.where(is_mine, x, 0)
     y_total = tl.sum(y_sum) + tl.where(is_mine, y, 0)
-    tl.store(slots + 2 * slot, x_total.to(tl.int64))
-    tl.store(slots + 2 * slot + 1, y_total.to(tl.int64))
+    tl.store(slot, x_total.to(tl.int64))
+    tl.store(slot + 1, y_total.to(tl.int64))
 
 
 @triton.jit
@@ -79,8 +95,23 @@ def _mixed(value, position):
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_bytes"])
-def finish(slots, num_slots, num_bytes, out, BLOCK: tl.constexpr):
-    """Add the slots of a tensor up, finish, and store the digest."""
+def finish_one(slots, num_slots, num_bytes, out, BLOCK: tl.constexpr):
+    """Store the digest of one tensor."""
+    _finish(slots, num_slots, num_bytes, out, BLOCK)
+
+
+@triton.jit
+def finish_many(wholes, slots, out, BLOCK: tl.constexpr):
+    """Store the digest of what a row of `wholes` says: first slot, end, bytes."""
+    number = tl.program_id(0).to(tl.int64)
+    whole = wholes + 3 * number
+    first_slot, end_slot, num_bytes = tl.load(whole), tl.load(whole + 1), tl.load(whole + 2)
+    _finish(slots + 2 * first_slot, end_slot - first_slot, num_bytes, out + 2 * number, BLOCK)
+
+
+@triton.jit
+def _finish(slots, num_slots, num_bytes, out, BLOCK: tl.constexpr):
+    """Add the slots of one tensor up, finish, and store the digest."""
     x_sum = tl.full([BLOCK], 0, tl.uint64)
     y_sum = tl.full([BLOCK], 0, tl.uint64)
     for first in range(0, num_slots, BLOCK):
