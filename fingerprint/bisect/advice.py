@@ -90,8 +90,8 @@ _STATE_HINTS = {
     " of the scheduler",
     "gradient scaler": "the scaler's state differs: was it restored?",
     "training flag": "train() or eval() was called on one side only",
-    "requires_grad": "compare what is frozen, and when (the value counts these parameters): a phase,"
-    " an adapter, requires_grad_(False), a checkpoint's loader",
+    "requires_grad": "compare what is frozen, and when (the value counts these parameters): a"
+    " phase, an adapter, requires_grad_(False), a checkpoint's loader",
 }
 
 _GROUP_HINTS = {
