@@ -1,6 +1,6 @@
 """Streams for `digest.staging` that complete late and out of order, on tensors of the host."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -27,7 +27,14 @@ class LateCopy:
 
 
 class LateStream:
-    def __init__(self, copies: list[LateCopy], log: list[str], numbers: list[float]) -> None:
+    def __init__(
+        self,
+        copies: list[LateCopy],
+        log: list[str],
+        numbers: list[float],
+        together_put: list[int],
+    ) -> None:
+        self.together_put = together_put
         self._buffer = torch.full((ROWS, 2), -1, dtype=torch.int64)
         self._copies = copies
         self._log = log
@@ -35,6 +42,10 @@ class LateStream:
 
     def put(self, tensor: torch.Tensor, row: int) -> None:
         device.digest(tensor, out=self._buffer[row])
+
+    def put_many(self, tensors: Sequence[torch.Tensor], row: int) -> None:
+        self.together_put.append(len(tensors))
+        device.digest_many(tensors, self._buffer[row : row + len(tensors)], {})
 
     def put_number(self, tensor: torch.Tensor, row: int) -> None:
         number = self._buffer[row, :1].view(torch.float64)
@@ -49,7 +60,7 @@ class LateStream:
 class LateStaging(Staging):
     """Takes every tensor; `copies` are under way, and `log` says which of them were waited for.
 
-    `numbers` are those that were queued as such.
+    `numbers` are those that were queued as such, `together_put` how many digests at a time as one.
 
     Whenever a copy is begun, `arrive` is called with all copies so far.
     """
@@ -58,8 +69,10 @@ class LateStaging(Staging):
         self.copies: list[LateCopy] = []
         self.log: list[str] = []
         self.numbers: list[float] = []
+        self.together_put: list[int] = []
         self._arrive = arrive
-        super().__init__(lambda tensor: LateStream(self.copies, self.log, self.numbers))
+        known = self.copies, self.log, self.numbers, self.together_put
+        super().__init__(lambda tensor: LateStream(*known))
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return True

@@ -5,6 +5,9 @@ a buffer that exists already. The event gets a *placeholder* of 16 bytes instead
 step the rows are copied to pinned memory by one asynchronous copy for each device; when it has
 arrived, the placeholders are replaced. So nothing waits for a device within a step.
 
+Tensors that nothing writes to meanwhile, as those that a step starts from, are digested together:
+in one launch, however many they are.
+
 A number (a loss, a norm) takes the same way: asking the device for it would wait as well.
 
 This is done in a device's default stream only. In another stream the program may let memory be
@@ -17,8 +20,9 @@ chance happens once in 10^30.
 
 import secrets
 import struct
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +50,9 @@ class Stream(Protocol):
     def put(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the digest of a plain tensor into a row of the buffer."""
 
+    def put_many(self, tensors: Sequence[torch.Tensor], row: int) -> None:
+        """Queue the digests of row-major plain tensors into rows from `row` on."""
+
     def put_number(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the one number of a plain tensor, as float64, into the first half of a row."""
 
@@ -64,6 +71,8 @@ class Staging:
         """
         self._open_stream = open_stream or DeviceStream
         self._streams: dict[torch.device, tuple[Stream, list[int]]] = {}
+        self._is_together = False
+        self._waiting: dict[torch.device, tuple[int, list[torch.Tensor]]] = {}  # from which row on
         self._mark = secrets.token_bytes(8)
         self._next = 0
         self._copies: list[tuple[list[int], Copy]] = []
@@ -79,8 +88,32 @@ class Staging:
         """
         check_readable(tensor, view)
         stream, numbers = self._queue_of(tensor)
-        stream.put(tensor, len(numbers))
+        if self._is_together and view.is_row_major:
+            _, tensors = self._waiting.setdefault(tensor.device, (len(numbers), []))
+            tensors.append(tensor)
+        else:
+            self._put_waiting(tensor.device)
+            stream.put(tensor, len(numbers))
         return self.placeholder(self._take_row(numbers))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Digest in one launch what is given meanwhile, to which nothing writes until the end."""
+        if self._is_together:  # Part of what is.
+            yield
+            return
+        self._is_together = True
+        try:
+            yield
+        finally:
+            self._is_together = False
+            for where in list(self._waiting):
+                self._put_waiting(where)
+
+    def _put_waiting(self, where: torch.device) -> None:
+        row, tensors = self._waiting.pop(where, (0, []))
+        if tensors:
+            self._streams[where][0].put_many(tensors, row)
 
     def number(self, tensor: torch.Tensor) -> int:
         """Queue the number that a tensor holds (`host.is_number`); return its placeholder's number.
@@ -88,6 +121,7 @@ class Staging:
         What the placeholder stands for among digests is the digest of the number's text.
         """
         stream, numbers = self._queue_of(tensor)
+        self._put_waiting(tensor.device)
         stream.put_number(tensor, len(numbers))
         self._are_numbers.add(self._next)
         return self._take_row(numbers)
@@ -103,6 +137,7 @@ class Staging:
             self._streams[where] = (self._open_stream(tensor), [])
         stream, numbers = self._streams[where]
         if len(numbers) == ROWS:
+            self._put_waiting(where)
             self._begin_copy(stream, numbers)
         return stream, numbers
 
@@ -122,7 +157,8 @@ class Staging:
 
     def begin_copies(self) -> int:
         """Send off what has been queued so far; return the number of the next placeholder."""
-        for stream, numbers in self._streams.values():
+        for where, (stream, numbers) in self._streams.items():
+            self._put_waiting(where)
             if numbers:
                 self._begin_copy(stream, numbers)
         return self._next
@@ -199,10 +235,15 @@ class DeviceStream:
         self._stream = torch.cuda.default_stream(tensor.device)
         self._buffer = tensor.new_empty((ROWS, 2), dtype=torch.int64)
         self._slots = tensor.new_empty((device.MAX_SLOTS, 2), dtype=torch.int64)
+        self._lists: dict[Any, Any] = {}
 
     def put(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the digest of a plain tensor into a row of the buffer."""
         device.digest(tensor, out=self._buffer[row], slots=self._slots)
+
+    def put_many(self, tensors: Sequence[torch.Tensor], row: int) -> None:
+        """Queue the digests of row-major plain tensors into rows from `row` on."""
+        device.digest_many(tensors, self._buffer[row : row + len(tensors)], self._lists)
 
     def put_number(self, tensor: torch.Tensor, row: int) -> None:
         """Queue the one number of a plain tensor, as float64, into the first half of a row."""

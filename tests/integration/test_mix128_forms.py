@@ -51,7 +51,10 @@ def test_the_kernels_compile_for_a_device_and_use_no_atomics(jobs: Jobs) -> None
 def test_the_kernels_that_digest_are_not_taken_for_the_programs_own(jobs: Jobs) -> None:
     nothing = [f"{level} [] {{}} None" for level in ("op", "kernel")]
     op, kernel = nothing
-    assert jobs["recorded"].splitlines() == [*nothing, op, "True", kernel, "True"]
+    *lines, together = jobs["recorded"].splitlines()
+    assert lines == [*nothing, op, "True", kernel, "True", op]
+    # What the step starts from, its gradients, and what the optimizer made.
+    assert together == "True [2, 2, 2]"
 
 
 def test_the_sums_of_shards_add_up_to_those_of_the_whole(jobs: Jobs) -> None:

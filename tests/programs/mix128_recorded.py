@@ -2,7 +2,7 @@
 
 Tensors of the host are taken for those of a device, and the kernels run in Triton's interpreter.
 Prints for each rung which launches are in the record, its blind spots, and whether it is the record
-of a run that was digested otherwise.
+of a run that was digested otherwise; at last with many tensors digested in one launch.
 """
 
 import os
@@ -19,6 +19,7 @@ from torch import nn
 import fpdiff
 from fpdiff.fingerprint.digest.host import PlainView
 from fpdiff.fingerprint.digest.mix128 import device, launches
+from fpdiff.fingerprint.record.events import stepevents
 
 
 def record(path: Path, level: str) -> list[tuple[Any, ...]]:
@@ -44,6 +45,12 @@ def main() -> None:
     device._launches = lambda tensor: launches
     for level in ("op", "kernel"):
         print(record(folder / f"{level} triton", level) == expected[level])
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from late_streams import LateStaging
+
+    staging = LateStaging()
+    setattr(stepevents, "Staging", lambda: staging)  # noqa: B010  # As on a device.
+    print(record(folder / "op together", "op") == expected["op"], staging.together_put)
 
 
 if __name__ == "__main__":

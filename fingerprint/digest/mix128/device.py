@@ -1,7 +1,9 @@
 """mix128 of a tensor where the tensor is: a device's is not copied to the host."""
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -32,6 +34,24 @@ def digest(
             return words if out is None else out.copy_(words)
         with torch.cuda.device_of(tensor):
             return launches.digest(row_major(tensor), out, slots)  # type: ignore[no-any-return]
+
+
+def digest_many(tensors: Sequence[torch.Tensor], out: torch.Tensor, lists: dict[Any, Any]) -> None:
+    """Write the digests of row-major plain tensors of one device, in one launch if Triton is there.
+
+    Args:
+        tensors: at least one; nothing may write to them until this is queued.
+        out: a row of two int64 words for each, on their device.
+        lists: belongs to the device; what one launch needs to know of many tensors stays in it.
+    """
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        launches = _launches(tensors[0])
+        if launches is not None:
+            with torch.cuda.device_of(tensors[0]):
+                launches.digest_many(tensors, out, lists)
+            return
+    for tensor, row in zip(tensors, out, strict=True):
+        digest(tensor, row)
 
 
 def _launches(tensor: torch.Tensor) -> ModuleType | None:

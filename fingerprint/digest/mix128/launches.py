@@ -16,6 +16,9 @@ BLOCK_LANES = 1024
 STRETCH_LANES = 1 << 15
 """What a program takes in the launch over many tensors: 256 KiB."""
 
+MAX_LISTS = 8
+"""Lists of tensors that stay laid out: a step has one of its start, and a few of its end."""
+
 
 def digest(
     tensor: torch.Tensor, out: torch.Tensor | None = None, slots: torch.Tensor | None = None
@@ -67,19 +70,50 @@ class TensorList:
             wholes.append((first_slot, len(parts), tensor.nbytes))
         self._word = word_bytes(tensors)
         device = tensors[0].device
-        self._parts = torch.tensor(parts, dtype=torch.int64).to(device)
-        self._wholes = torch.tensor(wholes, dtype=torch.int64).to(device)
+        self._parts = _on(device, parts)
+        self._wholes = _on(device, wholes)
         self._slots = torch.empty((len(parts), 2), dtype=torch.int64, device=device)
 
-    def digests(self) -> torch.Tensor:
-        """Return the digests, a row of two int64 words for each tensor, on the tensors' device."""
+    def digests(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the digests, a row of two int64 words for each tensor, on the tensors' device.
+
+        Args:
+            out: where to write them.
+        """
         if len(self._parts):
             sum_many[len(self._parts),](
                 self._parts, self._slots, BLOCK=BLOCK_LANES, WORD=self._word
             )
-        out = torch.empty_like(self._wholes[:, :2])
+        if out is None:
+            out = torch.empty_like(self._wholes[:, :2])
         finish_many[len(out),](self._wholes, self._slots, out, BLOCK=BLOCK_LANES)
         return out
+
+
+Lists = dict[tuple[tuple[int, int], ...], TensorList]
+"""By address and bytes of each tensor, the one that was used last at the end."""
+
+
+def digest_many(tensors: Sequence[torch.Tensor], out: torch.Tensor, lists: Lists) -> None:
+    """Write the digests of tensors, in one launch, laid out anew only where they lie elsewhere.
+
+    Args:
+        tensors: row-major plain tensors on one device.
+        out: a row of two int64 words for each.
+        lists: what is laid out already; it is kept short.
+    """
+    where = tuple((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+    known = lists.pop(where) if where in lists else TensorList(tensors)
+    lists[where] = known
+    if len(lists) > MAX_LISTS:
+        del lists[next(iter(lists))]
+    known.digests(out)
+
+
+def _on(device: torch.device, rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """Return a table on a device, without waiting for what is queued there."""
+    table = torch.tensor(rows, dtype=torch.int64)
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
 def word_bytes(tensors: Sequence[torch.Tensor]) -> int:

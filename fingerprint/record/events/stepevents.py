@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -126,6 +127,10 @@ class StepEvents:
             OSError: see `RankWriter`.
         """
         self._steps.close()
+
+    def together(self) -> AbstractContextManager[None]:
+        """Digest a device's tensors in a block at once; nothing writes to them within it."""
+        return nullcontext() if self._staging is None else self._staging.together()
 
     # What there is
 

@@ -111,7 +111,8 @@ class ModuleHooks:
         if not recorder.touch():
             return False
         if root is not None:
-            recorder.state.record_root(root)
+            with recorder.events.together():
+                recorder.state.record_root(root)
         return True
 
     def _scope(self, module: nn.Module, parent: Scope | None) -> Scope:

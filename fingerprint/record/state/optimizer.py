@@ -44,7 +44,8 @@ class OptimizerHooks:
                 recorder.op_events.join_step()
             recorder.optimizer.begin(optimizer, works=is_due)
         if recorder.continues() and not closes:
-            self._record_gradients(optimizer)
+            with recorder.events.together():
+                self._record_gradients(optimizer)
         if recorder.continues() and not (closes and recorder.boundary_due):
             recorder.state.step_settings.record_changed_options(optimizer)
 
@@ -58,10 +59,11 @@ class OptimizerHooks:
         if not recorder.has_begun():
             return
         if recorder.continues():
-            if _has_closure(args, kwargs):
-                # The closure computed the gradients inside the step; they are still there.
-                self._record_gradients(optimizer)
-            recorder.state.record_updated(optimizer, self._gradients)
+            with recorder.events.together():
+                if _has_closure(args, kwargs):
+                    # The closure computed the gradients inside the step; they are still there.
+                    self._record_gradients(optimizer)
+                recorder.state.record_updated(optimizer, self._gradients)
         if (
             num_stepping() > 1 and self._outer
         ):  # The step goes on in the optimizer that ran this one.

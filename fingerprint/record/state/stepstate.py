@@ -57,11 +57,12 @@ class StateRecorder:
         self._recorded.clear()
         self._versions.clear()
         self._rewritten.clear()
-        for root in self._roots_in_use():
-            self.record_root(root)
-        for _, optimizer in self.discovery.optimizers(self._in_use_since):
-            self._record_masters(optimizer)
-            self._record_held(optimizer)
+        with recorder.events.together():
+            for root in self._roots_in_use():
+                self.record_root(root)
+            for _, optimizer in self.discovery.optimizers(self._in_use_since):
+                self._record_masters(optimizer)
+                self._record_held(optimizer)
         for name, digest in generators.states():
             recorder.events.emit(Point("init", "generator", "", "", 0, name), digest)
 

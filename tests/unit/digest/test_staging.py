@@ -85,6 +85,53 @@ def test_an_event_may_be_written_a_step_later_but_not_two() -> None:
         staging.fill(late, staging.begin_copies())
 
 
+def test_what_is_digested_together_is_queued_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "ROWS", 8)
+    staging = LateStaging()
+    tensors = [torch.rand(n, 2) for n in range(7)]
+    tensors[3] = tensors[3].t()  # Is put by itself, in its turn.
+    number = torch.tensor(2.0)
+    with staging.together():
+        events = put(staging, *tensors[:2])
+        with staging.together():
+            events += put(staging, *tensors[2:5])
+        late = staging.number(number)
+        events += put(staging, tensors[5])
+    assert staging.together_put == [3, 1, 1]
+    events += put(staging, tensors[6])
+    expected = digests(*tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    until = staging.begin_copies()
+    staging.fill(events, until)
+    assert events == expected
+    assert staging.values({0: late}, until) == {0: 2.0}
+    assert staging.together_put == [3, 1, 1]
+
+
+def test_what_is_digested_together_may_be_more_than_the_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging_module, "ROWS", 4)
+    staging = LateStaging()
+    tensors = [torch.rand(2) for _ in range(11)]
+    with staging.together():
+        events = put(staging, *tensors)
+        until = staging.begin_copies()  # A flush within.
+        staging.fill(events, until)
+    assert events == digests(*tensors) and staging.together_put == [4, 4, 3]
+
+
+def test_what_was_given_is_queued_though_the_block_raises() -> None:
+    staging, tensor = LateStaging(), torch.rand(3)
+    events = bytearray()
+    with pytest.raises(ValueError), staging.together():
+        events += put(staging, tensor)
+        raise ValueError
+    staging.fill(events, staging.begin_copies())
+    assert events == digests(tensor)
+
+
 def test_a_full_buffer_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_module, "ROWS", 4)
     staging = LateStaging()
@@ -182,3 +229,25 @@ def test_a_device_digests_its_own_tensors_later() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), pytest.raises(Undigestible, match="graph capture"):
         staging.digest(tensors[0], view_of(tensors[0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_device_digests_many_tensors_in_one_launch_and_waits_for_nothing() -> None:
+    staging = Staging()
+    tensors = [torch.rand(n, 1000, device="cuda").bfloat16() for n in range(1, 300)]
+    expected = digests(*(tensor.cpu() for tensor in tensors))
+    found = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):  # The second time they are laid out already.
+            with staging.together():
+                found.append(put(staging, *tensors))
+        for tensor in tensors:
+            tensor.zero_()
+        until = staging.begin_copies()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for events in found:
+        staging.fill(events, until)
+    assert found == [expected, expected]

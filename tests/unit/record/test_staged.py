@@ -86,6 +86,8 @@ def test_what_is_on_disk_does_not_hang_on_when_digests_arrive(
     monkeypatch.setattr(stepevents, "Staging", lambda: staging)
     run(tmp_path / "late", level=level)
     assert len(staging.copies) >= 5
+    assert staging.together_put  # What a step starts from, its gradients, what the optimizer made.
+    assert set(staging.together_put) == {4}
     assert ("waited" in staging.log) == (arrive is not at_once)
     assert "stopped" not in info(tmp_path / "late")
     assert read(tmp_path / "late") == read(now)
