@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from fpdiff.store.columns import EventColumns
 from fpdiff.store.files import write_json
+from fpdiff.store.run import Run
 from fpdiff.store.schema import ADDED, DIGEST_ALGORITHM, VERSION
 from fpdiff.store.writer import RankWriter, SegmentLimits
 
@@ -135,3 +136,29 @@ def make_old(root: Path, version: int) -> None:
         gone = [c for (t, c), since in ADDED.items() if t in path.parts and since > version]
         table = table.drop_columns(gone).replace_schema_metadata({"fpdiff.schema": str(version)})
         pq.write_table(table, path, write_page_checksum=True)
+
+
+def file_of(root: Path, table: str, segment: int = 0) -> Path:
+    """Return the path of one of rank 0's files."""
+    return root / table / "rank=00000" / f"seg-{segment:05d}.parquet"
+
+
+def read_all(root: Path) -> list[dict[str, Any]]:
+    """Read all tables of rank 0; return the events."""
+    record = Run.open(root).ranks[0]
+    record.sites()
+    record.steps()
+    return [row for batch in record.event_batches() for row in batch.to_pylist()]
+
+
+def flush(writer: RankWriter, step: int, first_seq: int, **changes: Any) -> None:
+    """Write one event of a step."""
+    columns = EventColumns(step, first_seq)
+    columns.append(
+        0,
+        changes.get("site", 0),
+        digest(first_seq),
+        [first_seq - offset for offset in changes.get("offsets", ())],
+        changes.get("span", 0),
+    )
+    writer.flush(columns, changes.get("row"))

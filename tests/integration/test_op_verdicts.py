@@ -14,8 +14,6 @@ from verdicts import only, place
 import fpdiff
 from fpdiff.fingerprint.bisect.verdict import Verdict
 
-Hook = Callable[[str], None]
-
 
 class Net(nn.Module):
     """A small net; `twist` is called within its forward with the name of the arm."""

@@ -212,6 +212,22 @@ def test_state_of_a_module_more_is_one_finding(tmp_path: Path) -> None:
     assert origin.summary == "parameter new.w0 exists only in B"
 
 
+def test_an_optimizer_that_goes_through_its_parameters_in_another_order_is_one_finding(
+    tmp_path: Path,
+) -> None:
+    def swap_pairs(events: list[Ev]) -> None:
+        for one, other in (("l0", "l1"), ("l2", "l3")):
+            first, second = (events.index(find(events, f"{m}.weight'")) for m in (one, other))
+            events[first : first + 2], events[second : second + 2] = (
+                events[second : second + 2],
+                events[first : first + 2],
+            )
+
+    [origin] = diverged(tmp_path, at(1, 0, swap_pairs), layers=4).origins
+    assert (origin.class_, origin.phase) == ("structure", "optimizer")
+    assert "after the optimizer's step (and 3 more) comes at another place" in origin.summary
+
+
 def test_swapped_modules_are_told_as_moved_though_their_contents_differ(tmp_path: Path) -> None:
     # Each explains the other: l0 reads l1 in one run and l1 reads l0 in the other.
     def edit(events: list[Ev]) -> None:

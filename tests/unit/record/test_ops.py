@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import fpdiff
+
 
 def ops(events: Events, name: str, **match: object) -> Events:
     """Return the events of an op, by its name without namespace and overload."""
@@ -413,6 +415,35 @@ def test_ops_between_two_optimizers_belong_to_their_step(tmp_path: Path) -> None
         seen = events.one(kind="reduced_gradient", step=event.step, module="2", slot="grad.weight")
         assert seen.inputs == (event.seq,)
         assert any(e.phase == "backward" for e in events.ancestors(event))
+
+
+def test_calls_on_both_sides_of_an_optimizer_are_counted_on(tmp_path: Path) -> None:
+    """An op's call is known by its number, whichever of the step's optimizers it comes after."""
+    model = mlp()
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in [*model.parameters()][:3]]
+    with recorded(tmp_path / "run", level="op") as events:
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            torch.ones(2).mul(2)
+            for optimizer in optimizers:
+                optimizer.step()
+                torch.ones(2).mul(2)
+    made = ops(events, "mul", kind="result", phase="other")
+    # What comes after the last optimizer belongs to the next step.
+    assert [e.occurrence for e in made if e.step == 0] == [0, 1, 2]
+    assert [e.occurrence for e in made if e.step == 1] == [0, 1, 2, 3]
+
+
+def test_what_is_marked_and_partly_unwritten_reads_the_hole(tmp_path: Path) -> None:
+    def body(self: Body, x: torch.Tensor) -> torch.Tensor:
+        room = torch.empty(2, 4)
+        room[0] = x[0].detach()
+        fpdiff.mark("room", room)
+        return x * self.weight
+
+    events = run(tmp_path, body)
+    mark, hole = events.one(kind="mark"), events.one(kind="uninitialised")
+    assert hole.slot == "room" and hole in events.read_by(mark)
 
 
 def test_an_exception_in_a_forward_leaves_no_stale_module(tmp_path: Path) -> None:

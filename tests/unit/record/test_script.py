@@ -47,6 +47,16 @@ def test_after_the_first_call_only_calls_begin_steps(run: Path) -> None:
     assert sorted({e.step for e in events}) == [0, 1, 5]
 
 
+def test_a_step_that_an_optimizer_has_ended_is_not_begun_again(run: Path) -> None:
+    model = mlp()
+    with recorded(run) as events:
+        train(model, steps=2)
+        with pytest.warns(UserWarning, match=r"step\(1\) after step 1 is ignored: numbers must"):
+            fpdiff.step(1)
+        train(model, steps=1)
+    assert sorted({e.step for e in events}) == [0, 1, 2]
+
+
 def test_what_is_no_number_is_ignored_and_what_counts_as_one_is_taken(run: Path) -> None:
     model = mlp()
     with recorded(run) as events:

@@ -108,3 +108,16 @@ def test_bytes_that_changed_since_are_found() -> None:
     assert writers.contradicts(view(x), digest(x))
     writers.put(view(x), 2, digest(x))
     assert not writers.rewritten(view(x), now)
+
+
+def test_memory_that_was_given_back_is_not_looked_at() -> None:
+    """As sharded parameters do, whose storages shrink and grow."""
+    writers, x = Writers(), torch.zeros(8)
+    writers.put(view(x), 1, digest(x))
+    part = view(x[:2])
+    x.untyped_storage().resize_(8)
+
+    def now(start: int, end: int) -> bytes:
+        raise AssertionError(f"bytes {start} to {end} of 8 were read")
+
+    assert not writers.rewritten(part, now)

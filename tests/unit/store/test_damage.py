@@ -6,37 +6,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import Shape, digest, kill, site, step_row, write_rank, write_run, write_run_json
+from synthetic import (
+    Shape,
+    file_of,
+    flush,
+    kill,
+    read_all,
+    site,
+    step_row,
+    write_rank,
+    write_run,
+    write_run_json,
+)
 
 from fpdiff.store.checks import naming
-from fpdiff.store.columns import EventColumns
 from fpdiff.store.errors import StoreError
 from fpdiff.store.run import Run
 from fpdiff.store.summary import summarize
 from fpdiff.store.writer import RankWriter
-
-
-def file_of(root: Path, table: str, segment: int = 0) -> Path:
-    return root / table / "rank=00000" / f"seg-{segment:05d}.parquet"
-
-
-def read_all(root: Path) -> list[dict[str, Any]]:
-    record = Run.open(root).ranks[0]
-    record.sites()
-    record.steps()
-    return [row for batch in record.event_batches() for row in batch.to_pylist()]
-
-
-def flush(writer: RankWriter, step: int, first_seq: int, **changes: Any) -> None:
-    columns = EventColumns(step, first_seq)
-    columns.append(
-        0,
-        changes.get("site", 0),
-        digest(first_seq),
-        [first_seq - offset for offset in changes.get("offsets", ())],
-        changes.get("span", 0),
-    )
-    writer.flush(columns, changes.get("row"))
 
 
 def test_no_run(tmp_path: Path) -> None:

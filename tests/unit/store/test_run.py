@@ -4,35 +4,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import Shape, digest, site, step_row, write_run, write_run_json
+from synthetic import Shape, file_of, flush, read_all, site, step_row, write_run, write_run_json
 
-from fpdiff.store.columns import EventColumns
 from fpdiff.store.run import Run
 from fpdiff.store.schema import EVENTS, SITES, STEPS
 from fpdiff.store.writer import RankWriter, SegmentLimits
-
-
-def file_of(root: Path, table: str, segment: int = 0) -> Path:
-    return root / table / "rank=00000" / f"seg-{segment:05d}.parquet"
-
-
-def read_all(root: Path) -> list[dict[str, Any]]:
-    record = Run.open(root).ranks[0]
-    record.sites()
-    record.steps()
-    return [row for batch in record.event_batches() for row in batch.to_pylist()]
-
-
-def flush(writer: RankWriter, step: int, first_seq: int, **changes: Any) -> None:
-    columns = EventColumns(step, first_seq)
-    columns.append(
-        0,
-        changes.get("site", 0),
-        digest(first_seq),
-        [first_seq - offset for offset in changes.get("offsets", ())],
-        changes.get("span", 0),
-    )
-    writer.flush(columns, changes.get("row"))
 
 
 def test_a_closed_rank_and_a_killed_one_hold_the_same_rows(tmp_path: Path) -> None:
