@@ -205,6 +205,8 @@ def _computed(site: Site, facts: Facts) -> Kind:
             "rng", None, f"{what} differs, and so did generator {names} when the step began"
         )
     result = f"{what} differs although all it read is equal"
+    if site["kind"] == "local_gradient" and not facts.exact:
+        result += ", but for what .grad held before, which is not recorded"
     if not facts.num_inputs:
         result = f"{what} differs; what it was made from is not recorded"
     if site["kind"] == "reduced_gradient" and facts.reduction is not None:
@@ -220,7 +222,9 @@ def _computed(site: Site, facts: Facts) -> Kind:
         return Kind(
             "collective", None, f"{what} differs though every rank gave equal tensors to it"
         )
-    return Kind("kernel" if site["op"] else "computation", None, result)
+    # What was given to a collective is not the collective's doing.
+    is_of_kernel = site["op"] is not None and site["kind"] != "sent"
+    return Kind("kernel" if is_of_kernel else "computation", None, result)
 
 
 def _reduced(reduction: Reduction) -> str:

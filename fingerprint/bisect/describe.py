@@ -161,7 +161,7 @@ class Describer:
             inputs=[_name(arm.site_of(i)) for i in inputs[:MAX_INPUTS].tolist()],
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
-            strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
+            strength=f"{self._records()}; {self._strength(candidate, kind, len(inputs))}",
             hint=self._hint(candidate, site, kind),
             evidence=[
                 *self._cause(candidate),
@@ -171,6 +171,14 @@ class Describer:
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
+
+    def _strength(self, candidate: Candidate, kind: Kind, num_inputs: int) -> str:
+        """Return what the attribution rests on."""
+        arm, index = self._aligned.arm_of(candidate.row)
+        # It stands for what it read, which one run alone has.
+        stands_for_others = not num_inputs and kind.class_ == "metadata" and len(arm.direct(index))
+        class_ = "structure" if stands_for_others else kind.class_
+        return advice.strength(self._rung, class_, num_inputs)
 
     def _hint(self, candidate: Candidate, site: Site, kind: Kind) -> str | None:
         """Return what to look at."""
@@ -193,6 +201,7 @@ class Describer:
             kind=site["kind"],
             phase="" if is_common else site["phase"],  # Both runs evaluated the model.
             rung=self._rung,
+            has_line=site["source"] is not None,
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
