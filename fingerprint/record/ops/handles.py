@@ -178,6 +178,7 @@ class HandleWatch:
             seq = self._ops.writers.sources(view).seqs[-1]
             if seq < FIRST:
                 recorder.events.producers.put(tensor, view, seq)
+                recorder.state.has_received = True
                 if scope is not None:
                     scope.reads.append(seq)
                 elif recorder.optimizer.options is not None:
