@@ -8,6 +8,7 @@ import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_batch, is_outside
+from fpdiff.fingerprint.bisect.follows import follows_other_call, follows_other_draw
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     evaluations &= ~led_on
     follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
+    follows |= follows_other_draw(aligned, mismatched) | follows_other_call(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
     origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
     # What follows from the state explains none of it, though state may be listed after it was made.

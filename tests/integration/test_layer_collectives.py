@@ -80,6 +80,77 @@ def sent_rows(arm: str) -> Step:
     return step
 
 
+class Held(nn.Module):
+    """Computes with a tensor that its caller holds."""
+
+    held: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.held
+
+
+class Holding(nn.Module):
+    """Lets a collective make what a module inside computes with, as a wrapper that shards does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.factor = nn.Linear(8, 4), Held(), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = torch.empty(4)
+        distributed.scatter(held, [torch.full((4,), self.factor)], 0)
+        object.__setattr__(self.inner, "held", held.clone())
+        result: torch.Tensor = self.inner(self.first(x))
+        return result
+
+
+def held_by_a_caller(arm: str) -> Step:
+    """Return a step in which a module computes with what its caller got."""
+    torch.manual_seed(0)
+    model = Holding()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> torch.Tensor:
+        model.factor = 3.0 if (arm, number) == ("B", 1) else 2.0
+        loss: torch.Tensor = model(torch.ones(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+class Gathering(nn.Module):
+    """Gives the parameters of a module inside to a collective, and gets those to compute with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.empty(32)
+        distributed.all_gather([whole], self.inner.weight.detach().flatten().clone())
+        result: torch.Tensor = self.inner(x) + whole.sum()
+        return result
+
+
+def gathered(arm: str) -> Step:
+    """Return a step of a model whose parameters are gathered before use."""
+    torch.manual_seed(0)
+    model = Gathering()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> torch.Tensor:
+        if (arm, number) == ("B", 1):
+            model.inner.weight.data.mul_(1.5)
+        loss: torch.Tensor = model(torch.ones(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def run(begin: Callable[[str], Step], arm: str, path: Path | None) -> list[float]:
     hide_the_past()
     step = begin(arm)
@@ -90,7 +161,8 @@ def run(begin: Callable[[str], Step], arm: str, path: Path | None) -> list[float
 
 
 @pytest.mark.parametrize(
-    ("begin", "op"), [(given_weights, "scatter_"), (sent_rows, "alltoall_base_")]
+    ("begin", "op"),
+    [(given_weights, "scatter_"), (sent_rows, "alltoall_base_"), (held_by_a_caller, "scatter_")],
 )
 def test_what_was_given_is_the_origin_and_what_is_made_with_what_came_back_is_not(
     tmp_path: Path, begin: Callable[[str], Step], op: str
@@ -103,3 +175,10 @@ def test_what_was_given_is_the_origin_and_what_is_made_with_what_came_back_is_no
     first = only(verdict)
     assert (first.step, first.kind, first.class_) == (1, "sent", "computation")
     assert first.op is not None and op in first.op
+
+
+def test_what_is_gathered_of_modules_inside_is_made_from_their_parameters(tmp_path: Path) -> None:
+    for arm in "AB":
+        run(gathered, arm, tmp_path / arm)
+    first = only(fpdiff.compare(tmp_path / "A", tmp_path / "B"))
+    assert (first.step, first.module, first.class_) == (1, "inner", "state")

@@ -273,7 +273,8 @@ class CollectiveRecorder:
             return reads, 0
         scope = recorder.scopes.top()
         if scope is not None:
-            reads += scope.all_reads()
+            # A wrapper that shards parameters gives those of the modules inside.
+            reads += [*scope.all_reads(), *recorder.state.read_inside(scope.path)]
             if len(reads) <= MAX_READS:
                 return reads, 0
         return [], recorder.events.num_step_events()

@@ -181,6 +181,7 @@ class HandleWatch:
                 recorder.state.has_received = True
                 if scope is not None:
                     scope.reads.append(seq)
+                    scope.received.append(seq)
                 elif recorder.optimizer.options is not None:
                     recorder.optimizer.received.append(seq)
                 elif torch._C._current_graph_task_id() == -1 and not recorder.has_gone_back:

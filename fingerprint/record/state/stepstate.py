@@ -205,6 +205,16 @@ class StateRecorder:
                     reads = [*reads, seq]
         return reads
 
+    def read_inside(self, path: str) -> list[int]:
+        """Return the seqs of the state of all modules inside one."""
+        start = f"{path}." if path else ""
+        return [
+            seq
+            for inner, seqs in self.module_reads.items()
+            if inner != path and inner.startswith(start)
+            for seq in seqs
+        ]
+
     def _rewrite(self, point: Point, parameter: torch.Tensor) -> None:
         recorder = self.recorder
         span = recorder.events.next_seq() - recorder.backward_first_seq
