@@ -130,6 +130,12 @@ OF_MICROBATCHES = (
 OF_ROOTS = "compare the order in which the programs call their models, or train them"
 """The hint for another root."""
 
+BETWEEN_STEPS = (
+    "it was equal as long as steps compared equal: something wrote it since, past the optimizer, or"
+    " in one run only: an average or a broadcast over ranks, a checkpoint that is loaded, a cast"
+)
+"""The hint for a tensor that a step starts from, after equal steps."""
+
 BY_SHAPE = "the batch has another shape or dtype: the sizes of what is made from it follow"
 """The hint for other shapes, and other arguments, beside a batch of another shape or dtype."""
 

@@ -184,18 +184,22 @@ class Attribution:
         return origins, groups
 
     def _other_rank(self, found: RankFindings) -> str | None:
-        """Say which other rank of A had the batch that a rank has in B, if any had."""
-        if len(self._tiers) > _MAX_RANKS:
+        """Say which other rank had the batch that a rank has in B, in A or else in B, if any had."""
+        own = found.tier.batches()
+        wanted = own[1].get(found.step)
+        if wanted is None or len(self._tiers) > _MAX_RANKS:
             return None
-        wanted = found.tier.batches()[1].get(found.step)
+        same_in_b = None
         for rank, tier in self._tiers.items():
-            if wanted is None or rank == found.rank:
+            if rank == found.rank:
                 continue
-            batch = tier.batches()[0].get(found.step)
+            batches = [batches.get(found.step) for batches in tier.batches()]
             tier.release()
-            if batch == wanted:
+            if batches[0] == wanted:
                 return f"rank {found.rank} of B has the batch of rank {rank} of A"
-        return None
+            if batches[1] == wanted and batches[0] != own[0].get(found.step):
+                same_in_b = same_in_b or f"ranks {found.rank} and {rank} of B have the same batch"
+        return same_in_b
 
     @cached_property
     def _candidates(self) -> dict[int, list[Candidate]]:

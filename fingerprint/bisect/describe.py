@@ -10,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective, is_outside
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -32,6 +32,9 @@ from fpdiff.store.schema import digest_text
 
 MAX_INPUTS = 16
 _MAX_NAMES = 3
+_TENSORS = ("parameter", "buffer", "master weights")
+"""Components of the state that something may write between two steps."""
+
 _MAX_PATHS = 5
 """Of so many origins a rank's verdict says what they led to."""
 
@@ -193,6 +196,8 @@ class Describer:
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
             return advice.BY_SHAPE
+        if kind.component in _TENSORS and self._found.tier.num_steps_before(self._found.step):
+            return advice.BETWEEN_STEPS
         is_common = site["phase"] == "eval" and not self._found.evaluation
         return advice.hint(
             kind.class_,
@@ -357,6 +362,18 @@ class Describer:
         only = "" if self._aligned.paired[row] else ", in one run only"
         return [f"of the {whose} the first to differ{only}: {described(site)}"]
 
+    def _collectives_beside(self) -> list[str]:
+        """Name the first collective outside the model that differs; at rung op edges lead to it."""
+        differs = ~self._aligned.equal & self._aligned.having(is_collective)
+        rows = np.flatnonzero(differs & self._aligned.having(is_outside))
+        if self._rung in OP_RUNGS or not len(rows):
+            return []
+        only = "" if self._aligned.paired[rows[0]] else ", in one run only"
+        site = self._aligned.site(int(rows[0]))
+        return [
+            f"of the collectives outside the model the first to differ{only}: {described(site)}"
+        ]
+
     def _equal_beside(self, row: int) -> list[str]:
         """Name what is equal of the batch that a row's event is a part of."""
         aligned, own = self._aligned, self._aligned.site(row)
@@ -407,6 +424,7 @@ class Describer:
                 f"step {found.tier.steps[before - 1]} compared equal: this changed after it, or in"
                 " it by something that was not recorded"
             )
+            evidence += self._collectives_beside()
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
