@@ -37,11 +37,13 @@ class Reduction:
         num_ranks: how many it has.
         local_is_known: whether the rank's own gradient, before the reduction, is recorded.
         is_alone: whether the other ranks' gradients are equal where their optimizers got them.
+        left_alike: whether what the reduction left is recorded, and equal.
     """
 
     num_ranks: int
     local_is_known: bool
     is_alone: bool = False
+    left_alike: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,7 @@ def _computed(site: Site, facts: Facts) -> Kind:
         result = f"{what} differs; what it was made from is not recorded"
     if site["kind"] == "reduced_gradient" and facts.reduction is not None:
         after = facts.reduction.local_is_known and facts.reduction.is_alone
+        after |= facts.reduction.left_alike
         class_ = "computation" if after else "collective"
         return Kind(class_, None, f"{what} differs: {_reduced(facts.reduction)}")
     if facts.environment:
@@ -228,6 +231,8 @@ def _computed(site: Site, facts: Facts) -> Kind:
 
 
 def _reduced(reduction: Reduction) -> str:
+    if reduction.left_alike:
+        return f"it has changed after the reduction over {reduction.num_ranks} ranks, which left equal ones"
     if not reduction.local_is_known:
         return f"it came out of a reduction over {reduction.num_ranks} ranks, whose own are unknown"
     if reduction.is_alone:

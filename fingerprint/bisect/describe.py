@@ -23,7 +23,7 @@ from fpdiff.fingerprint.bisect.classify import (
     of_other_root,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
-from fpdiff.fingerprint.bisect.origins import find_origins
+from fpdiff.fingerprint.bisect.origins import find_origins, is_kind
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
@@ -283,7 +283,7 @@ class Describer:
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
             environment=self._environment,
-            reduction=self._reduction(site),
+            reduction=self._reduction(row, site),
         )
 
     def _is_called_by_both(self, row: int) -> bool:
@@ -320,14 +320,43 @@ class Describer:
         names = _named_apart(found)
         return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
 
-    def _reduction(self, site: Site) -> Reduction | None:
-        if len(self._group) < 2:
+    def _reduction(self, row: int, site: Site) -> Reduction | None:
+        if len(self._group) < 2 or site["kind"] != "reduced_gradient":
             return None
+        is_known = (site["module"], site["slot"]) in self._found.has_local
         return Reduction(
             num_ranks=len(self._group),
-            local_is_known=(site["module"], site["slot"]) in self._found.has_local,
+            local_is_known=is_known,
             is_alone=self._is_alone,
+            left_alike=self._was_reduced_alike(row, site, is_known=is_known),
         )
+
+    def _was_reduced_alike(self, row: int, site: Site, *, is_known: bool) -> bool:
+        """Return whether the reductions are recorded that a gradient came out of, and left the same.
+
+        The rung layer sees those that Python calls.
+        """
+        aligned = self._aligned
+        got = np.flatnonzero(aligned.having(_is_left_by_reduction)[:row])
+        if not is_known:  # Sharded gradients are reduced in the backward.
+            got = got[[aligned.site(r)["phase"] == "backward" for r in got.tolist()]]
+            return bool(len(got)) and bool(aligned.equal[got].all())
+        own = aligned.having(is_kind("local_gradient"))[:row]
+        names = ("module", "slot")
+        locals_ = {
+            aligned.a.content_of(int(aligned.index_a[r]))
+            for r in np.flatnonzero(own & aligned.equal[:row]).tolist()
+            if all(aligned.site(r)[name] == site[name] for name in names)
+        }
+        sent = aligned.having(is_kind("sent"))[:row] & aligned.equal[:row]
+        calls = {
+            aligned.a.call_of(int(aligned.index_a[r]))
+            for r in np.flatnonzero(sent).tolist()
+            if aligned.a.content_of(int(aligned.index_a[r])) in locals_
+        }
+        left = [r for r in got.tolist() if aligned.index_a[r] >= 0]
+        left = [r for r in left if aligned.a.call_of(int(aligned.index_a[r])) in calls]
+        return bool(left) and bool(aligned.equal[left].all())
 
     @cached_property
     def _generators(self) -> list[str]:
@@ -428,6 +457,10 @@ class Describer:
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
+
+
+def _is_left_by_reduction(site: Site) -> bool:
+    return bool(site["kind"] == "received" and "reduce" in site["op"])
 
 
 def _side(arm: Arm, index: int) -> dict[str, Any] | None:
