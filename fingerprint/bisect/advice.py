@@ -42,6 +42,7 @@ _AT_LAYER = {
     " too early); if that is equal, run with torch.use_deterministic_algorithms(True)",
     "parameter": _UPDATE,
     "master": _UPDATE,
+    "sent": "compare what the program makes and gives to the collective: the rung op records that",
     "reduced_gradient": "something changed the gradient after the backward pass: clipping,"
     " unscaling, a hook; the rung op records that",
 }
@@ -74,7 +75,25 @@ _NOT_OF_TORCH = (
 _COLLECTIVES = ("c10d.", "_c10d_functional.")
 _EXCHANGED = (
     "the runs exchange other tensors here, or only one does: compare no_sync, parameters that no"
-    " loss uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
+    " loss uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets,"
+    " resharding, a communication hook)"
+)
+_WENT_BACK = (
+    "only one run's gradients go back through this collective: compare what is gathered or reduced"
+    " with its gradient (torch.distributed.nn, a function of autograd's, layouts of distributed"
+    " tensors) and what is detached"
+)
+_CALLED = (
+    "only one run calls this collective, or calls it among these ranks: compare its group, a branch"
+    " that decides on it, how often the program comes here, and how the model is wrapped"
+)
+_OF_OTHER_FORM = (
+    "the runs exchange tensors of another dtype or size here: compare the communication hook, the"
+    " dtype of reductions, and how the model is wrapped (buckets, shards)"
+)
+_GIVEN = (
+    "compare what the program makes before it gives this to the collective: the rung op records"
+    " that"
 )
 _TRAINED = (
     "only one run trains this parameter here: compare requires_grad, what is frozen or detached,"
@@ -116,6 +135,12 @@ OF_MICROBATCHES = (
 OF_ROOTS = "compare the order in which the programs call their models, or train them"
 """The hint for another root."""
 
+BETWEEN_STEPS = (
+    "it was equal as long as steps compared equal: something wrote it since, past the optimizer, or"
+    " in one run only: an average or a broadcast over ranks, a checkpoint that is loaded, a cast"
+)
+"""The hint for a tensor that a step starts from, after equal steps."""
+
 BY_SHAPE = "the batch has another shape or dtype: the sizes of what is made from it follow"
 """The hint for other shapes, and other arguments, beside a batch of another shape or dtype."""
 
@@ -132,6 +157,7 @@ def hint(
     kind: str = "",
     phase: str = "",
     rung: str = "",
+    has_line: bool = False,
     rehashed: bool = False,
     on_cpu: bool = False,
 ) -> str | None:
@@ -144,6 +170,7 @@ def hint(
         kind: of its event, and phase.
         phase: see `kind`.
         rung: what was compared.
+        has_line: the program's line is known, in the backward that of the forward.
         rehashed: what the op read was digested again just before.
         on_cpu: no other device was used.
     """
@@ -165,16 +192,23 @@ def hint(
         return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
         return _AT_LAYER[kind]
-    if class_ == "data" and op is not None:
-        return _NOT_OF_TORCH
     if class_ == "structure":
-        return _of_structure(op, kind, phase)
-    return _HINTS.get(class_)
+        return _of_structure(op, kind, phase, has_line=has_line)
+    return _of_op(class_, op) if op is not None else _HINTS.get(class_)
 
 
-def _of_structure(op: str | None, kind: str, phase: str) -> str:
+def _of_op(class_: str, op: str) -> str | None:
+    if class_ == "data":
+        return _NOT_OF_TORCH
+    is_other_form = class_ == "metadata" and op.startswith(_COLLECTIVES)
+    return _OF_OTHER_FORM if is_other_form else _HINTS.get(class_)
+
+
+def _of_structure(op: str | None, kind: str, phase: str, *, has_line: bool) -> str:
     if op is not None and op.startswith(_COLLECTIVES):
-        return _EXCHANGED
+        if phase != "backward":
+            return _CALLED
+        return _WENT_BACK if has_line else _EXCHANGED
     if (phase, kind, op) == ("backward", "input", "aten.add_.Tensor"):
         return _ADDED_TO
     if kind in ("local_gradient", "reduced_gradient"):
@@ -238,8 +272,8 @@ def strength(rung: str, class_: str, num_inputs: int) -> str:
     """Return what the attribution to an origin rests on."""
     if class_ in ("state", "data"):
         return "compared directly: nothing in the record comes before it"
-    if class_ in ("arguments", "uninitialised", "unseen-producer") or (
-        class_ == "rng" and rung in OP_RUNGS
+    if class_ in ("uninitialised", "unseen-producer") or (
+        class_ in ("arguments", "rng") and rung in OP_RUNGS
     ):
         return "recorded op by op: everything that it read is equal"
     if class_ == "structure":

@@ -184,18 +184,22 @@ class Attribution:
         return origins, groups
 
     def _other_rank(self, found: RankFindings) -> str | None:
-        """Say which other rank of A had the batch that a rank has in B, if any had."""
-        if len(self._tiers) > _MAX_RANKS:
+        """Say which other rank had, in A or else in B, the batch that a rank has in B."""
+        own = found.tier.batches()
+        wanted = own[1].get(found.step)
+        if wanted is None or len(self._tiers) > _MAX_RANKS:
             return None
-        wanted = found.tier.batches()[1].get(found.step)
+        same_in_b = None
         for rank, tier in self._tiers.items():
-            if wanted is None or rank == found.rank:
+            if rank == found.rank:
                 continue
-            batch = tier.batches()[0].get(found.step)
+            batches = [batches.get(found.step) for batches in tier.batches()]
             tier.release()
-            if batch == wanted:
+            if batches[0] == wanted:
                 return f"rank {found.rank} of B has the batch of rank {rank} of A"
-        return None
+            if batches[1] == wanted and batches[0] != own[0].get(found.step):
+                same_in_b = same_in_b or f"ranks {found.rank} and {rank} of B have the same batch"
+        return same_in_b
 
     @cached_property
     def _candidates(self) -> dict[int, list[Candidate]]:
@@ -341,14 +345,24 @@ class Attribution:
         meeting = sources[0].meeting
         if meeting is not None:
             number = "" if meeting.number is None else f", call {meeting.number}"
-            via = f"{base_name(meeting.op)} in the {meeting.phase} (ranks {meeting.group}{number})"
+            where = "outside the model" if meeting.phase == "other" else f"in the {meeting.phase}"
+            via = f"{base_name(meeting.op)} {where} (ranks {meeting.group}{number})"
         elif (buffer := sources[0].buffer) is not None:
             via = f"the broadcast of buffer {'.'.join(filter(None, buffer))}"
         else:
             via = self._reduction(found, senders)
         if not senders:
-            via += f" with {ranks_text(missing)}, not compared here"
+            via += f" with {ranks_text(missing)}, {self._why_missing(found.step, missing)}"
         return Receiver(rank=found.rank, step=found.step, from_=senders, via=via)
+
+    def _why_missing(self, step: int, ranks: list[int]) -> str:
+        """Say why a step of some ranks was not compared."""
+        tiers = [self._tiers.get(rank) for rank in ranks]
+        have = [tuple(step in own for own in tier.all_steps) if tier else None for tier in tiers]
+        for name, which in (("A", (True, False)), ("B", (False, True))):
+            if all(own == which for own in have):
+                return f"whose step {step} only {name} has"
+        return "not compared here"
 
     def _reduction(self, found: RankFindings, senders: list[int]) -> str:
         sent = frozenset[Place]().union(*(self._found[rank].sent for rank in senders))

@@ -42,11 +42,13 @@ class Reduction:
         num_ranks: how many it has.
         local_is_known: whether the rank's own gradient, before the reduction, is recorded.
         is_alone: whether the other ranks' gradients are equal where their optimizers got them.
+        left_alike: whether what the reduction left is recorded, and equal.
     """
 
     num_ranks: int
     local_is_known: bool
     is_alone: bool = False
+    left_alike: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +220,13 @@ def _computed(site: Site, facts: Facts) -> Kind:
             "rng", None, f"{what} differs, and so did generator {names} when the step began"
         )
     result = f"{what} differs although all it read is equal"
+    if site["kind"] == "local_gradient" and not facts.exact:
+        result += ", but for what .grad held before, which is not recorded"
     if not facts.num_inputs:
         result = f"{what} differs; what it was made from is not recorded"
     if site["kind"] == "reduced_gradient" and facts.reduction is not None:
         after = facts.reduction.local_is_known and facts.reduction.is_alone
+        after |= facts.reduction.left_alike
         class_ = "computation" if after else "collective"
         return Kind(class_, None, f"{what} differs: {_reduced(facts.reduction)}")
     if facts.environment:
@@ -233,10 +238,15 @@ def _computed(site: Site, facts: Facts) -> Kind:
         return Kind(
             "collective", None, f"{what} differs though every rank gave equal tensors to it"
         )
-    return Kind("kernel" if site["op"] else "computation", None, result)
+    # What was given to a collective is not the collective's doing.
+    is_of_kernel = site["op"] is not None and site["kind"] != "sent"
+    return Kind("kernel" if is_of_kernel else "computation", None, result)
 
 
 def _reduced(reduction: Reduction) -> str:
+    if reduction.left_alike:
+        ranks = f"{reduction.num_ranks} ranks"
+        return f"it has changed after the reduction over {ranks}, which left equal ones"
     if not reduction.local_is_known:
         return f"it came out of a reduction over {reduction.num_ranks} ranks, whose own are unknown"
     if reduction.is_alone:

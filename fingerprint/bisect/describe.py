@@ -10,7 +10,15 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective, is_frozen
+from fpdiff.fingerprint.bisect.arm import (
+    Arm,
+    Ints,
+    Site,
+    is_batch,
+    is_collective,
+    is_frozen,
+    is_outside,
+)
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -23,7 +31,7 @@ from fpdiff.fingerprint.bisect.classify import (
     of_other_root,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
-from fpdiff.fingerprint.bisect.origins import find_origins
+from fpdiff.fingerprint.bisect.origins import find_origins, is_kind
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
@@ -32,6 +40,9 @@ from fpdiff.store.schema import digest_text
 
 MAX_INPUTS = 16
 _MAX_NAMES = 3
+_TENSORS = ("parameter", "buffer", "master weights")
+"""Components of the state that something may write between two steps."""
+
 _MAX_PATHS = 5
 """Of so many origins a rank's verdict says what they led to."""
 
@@ -161,7 +172,7 @@ class Describer:
             inputs=[_name(arm.site_of(i)) for i in inputs[:MAX_INPUTS].tolist()],
             num_inputs=len(inputs),
             matched_before=self._matched_before(candidate.row),
-            strength=f"{self._records()}; {advice.strength(self._rung, kind.class_, len(inputs))}",
+            strength=f"{self._records()}; {self._strength(candidate, kind, len(inputs))}",
             hint=self._hint(candidate, site, kind),
             evidence=[
                 *self._cause(candidate),
@@ -172,6 +183,14 @@ class Describer:
             count=candidate.count,
             reaches=self._reaches(candidate.row),
         )
+
+    def _strength(self, candidate: Candidate, kind: Kind, num_inputs: int) -> str:
+        """Return what the attribution rests on."""
+        arm, index = self._aligned.arm_of(candidate.row)
+        # It stands for what it read, which one run alone has.
+        stands_for_others = not num_inputs and kind.class_ == "metadata" and len(arm.direct(index))
+        class_ = "structure" if stands_for_others else kind.class_
+        return advice.strength(self._rung, class_, num_inputs)
 
     def _hint(self, candidate: Candidate, site: Site, kind: Kind) -> str | None:
         """Return what to look at."""
@@ -186,6 +205,8 @@ class Describer:
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
             return advice.BY_SHAPE
+        if kind.component in _TENSORS and self._found.tier.num_steps_before(self._found.step):
+            return advice.BETWEEN_STEPS
         is_common = site["phase"] == "eval" and not self._found.evaluation
         return advice.hint(
             kind.class_,
@@ -194,6 +215,7 @@ class Describer:
             kind=site["kind"],
             phase="" if is_common else site["phase"],  # Both runs evaluated the model.
             rung=self._rung,
+            has_line=site["source"] is not None,
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
@@ -270,7 +292,7 @@ class Describer:
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
             environment=self._environment,
-            reduction=self._reduction(site),
+            reduction=self._reduction(row, site),
         )
 
     def _is_called_by_both(self, row: int) -> bool:
@@ -307,14 +329,43 @@ class Describer:
         names = _named_apart(found)
         return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
 
-    def _reduction(self, site: Site) -> Reduction | None:
-        if len(self._group) < 2:
+    def _reduction(self, row: int, site: Site) -> Reduction | None:
+        if len(self._group) < 2 or site["kind"] != "reduced_gradient":
             return None
+        is_known = (site["module"], site["slot"]) in self._found.has_local
         return Reduction(
             num_ranks=len(self._group),
-            local_is_known=(site["module"], site["slot"]) in self._found.has_local,
+            local_is_known=is_known,
             is_alone=self._is_alone,
+            left_alike=self._was_reduced_alike(row, site, is_known=is_known),
         )
+
+    def _was_reduced_alike(self, row: int, site: Site, *, is_known: bool) -> bool:
+        """Return whether the reductions that a gradient came out of are recorded and left it equal.
+
+        The rung layer sees those that Python calls.
+        """
+        aligned = self._aligned
+        got = np.flatnonzero(aligned.having(_is_left_by_reduction)[:row])
+        if not is_known:  # Sharded gradients are reduced in the backward.
+            got = got[[aligned.site(r)["phase"] == "backward" for r in got.tolist()]]
+            return bool(len(got)) and bool(aligned.equal[got].all())
+        own = aligned.having(is_kind("local_gradient"))[:row]
+        names = ("module", "slot")
+        locals_ = {
+            aligned.a.content_of(int(aligned.index_a[r]))
+            for r in np.flatnonzero(own & aligned.equal[:row]).tolist()
+            if all(aligned.site(r)[name] == site[name] for name in names)
+        }
+        sent = aligned.having(is_kind("sent"))[:row] & aligned.equal[:row]
+        calls = {
+            aligned.a.call_of(int(aligned.index_a[r]))
+            for r in np.flatnonzero(sent).tolist()
+            if aligned.a.content_of(int(aligned.index_a[r])) in locals_
+        }
+        left = [r for r in got.tolist() if aligned.index_a[r] >= 0]
+        left = [r for r in left if aligned.a.call_of(int(aligned.index_a[r])) in calls]
+        return bool(left) and bool(aligned.equal[left].all())
 
     @cached_property
     def _generators(self) -> list[str]:
@@ -362,6 +413,18 @@ class Describer:
             found += [f"only {run} trains {_listed(sorted(set(names)))}"] if names else []
         return found
 
+    def _collectives_beside(self) -> list[str]:
+        """Name the first collective outside the model that differs; at rung op edges lead to it."""
+        differs = ~self._aligned.equal & self._aligned.having(is_collective)
+        rows = np.flatnonzero(differs & self._aligned.having(is_outside))
+        if self._rung in OP_RUNGS or not len(rows):
+            return []
+        only = "" if self._aligned.paired[rows[0]] else ", in one run only"
+        site = self._aligned.site(int(rows[0]))
+        return [
+            f"of the collectives outside the model the first to differ{only}: {described(site)}"
+        ]
+
     def _equal_beside(self, row: int) -> list[str]:
         """Name what is equal of the batch that a row's event is a part of."""
         aligned, own = self._aligned, self._aligned.site(row)
@@ -406,8 +469,8 @@ class Describer:
             ]
         if kind.class_ == "environment":
             evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in self._environment]
-        if kind.class_ == "state":
-            evidence += self._since(row)
+        if kind.class_ == "state" and (since := self._since(row)):
+            evidence += since + self._collectives_beside()
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
@@ -423,6 +486,10 @@ class Describer:
             return [f"step {last} compared equal, but does not hold this: it may differ for longer"]
         how = "this changed after it, or in it by something that was not recorded"
         return [f"step {last} compared equal: {how}"]
+
+
+def _is_left_by_reduction(site: Site) -> bool:
+    return bool(site["kind"] == "received" and "reduce" in site["op"])
 
 
 def _side(arm: Arm, index: int) -> dict[str, Any] | None:

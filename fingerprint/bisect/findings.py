@@ -128,7 +128,9 @@ def _made_before(found: RankFindings) -> RankFindings | None:
     """Return the findings of the step before, if ops there made what a step begins with."""
     tier, step = found.tier, found.step
     before = tier.num_steps_before(step)
-    earlier = int(tier.steps[before - 1]) if before else step
+    if not before:
+        return None
+    earlier = int(tier.steps[before - 1])
     if earlier not in tier.idle:
         return None
     tier.lasting[earlier] = _state(tier.aligned(step)) - _state(tier.aligned(earlier))
@@ -247,11 +249,12 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
     received = aligned.having(is_kind("received"))
     collectives = _around_collectives(aligned, side, counted, fold)
     rows = findings.origins
-    _, first = np.unique(np.where(side[rows] > 0, fold[rows], -1 - rows), return_index=True)
+    folded = (side[rows] > 0) | np.isin(fold[rows], [*collectives])
+    _, first = np.unique(np.where(folded, fold[rows], -1 - rows), return_index=True)
     rows = rows[np.sort(first)]
     rows = np.array([collectives.get(int(fold[row]), row) for row in rows.tolist()], np.int64)
-    sizes = np.bincount(fold[counted & (side > 0)], minlength=int(fold.max()) + 1)
-    counts = np.where(side[rows] > 0, sizes[fold[rows]], 1)
+    sizes = np.bincount((3 * fold + side)[counted], minlength=3 * int(fold.max()) + 3)
+    counts = np.where(side[rows] > 0, sizes[3 * fold[rows] + side[rows]], 1)
     parts = [(rows, counts, False), (*_moves(aligned, findings.moved), True)]
     found = [
         Candidate(
@@ -273,16 +276,21 @@ def _around_collectives(aligned: Aligned, side: Ints, counted: Flags, fold: Ints
     """Fold what only one run has of a reduction in the backward, and return its collective's row.
 
     What a reducer does at each parameter before and after it, in a microbatch, is one finding, told
-    as the first collective.
+    as the first collective that only one run has, or that was given another dtype or shape: either
+    run may do what the other does not, a copy say for a multiplication.
     """
     found: dict[int, int] = {}
-    one_sided = counted & (side > 0) & aligned.having(_is_of_reducer)
-    for row in np.flatnonzero(one_sided & aligned.having(is_collective)).tolist():
-        microbatch, own = int(aligned.microbatches[row]), int(side[row])
-        number = len(fold) + 3 * microbatch + own
+    of_reducer = counted & aligned.having(_is_of_reducer)
+    others = np.flatnonzero(of_reducer & aligned.having(is_collective) & ~aligned.described_alike)
+    # What came out of one may be told as received: what went in says more.
+    got = aligned.having(is_kind("received"))[others]
+    for row in others[np.lexsort((others, got))].tolist():
+        microbatch = int(aligned.microbatches[row])
+        number = len(fold) + microbatch
         if number not in found:
             found[number] = row
-            fold[one_sided & (side == own) & (aligned.microbatches == microbatch)] = number
+            fold[of_reducer & (side > 0) & (aligned.microbatches == microbatch)] = number
+            fold[row] = number
     return found
 
 

@@ -16,6 +16,7 @@ from fpdiff.fingerprint.bisect.arm import (
     is_frozen,
     is_outside,
 )
+from fpdiff.fingerprint.bisect.follows import follows_other_call, follows_other_draw
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     if is_frozen_otherwise:
         follows |= _trained_otherwise(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
+    follows |= follows_other_draw(aligned, mismatched) | follows_other_call(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
     origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
     # What follows from the state explains none of it, though state may be listed after it was made.

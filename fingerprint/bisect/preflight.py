@@ -63,6 +63,13 @@ def preflight(a: Run, b: Run, ranks: tuple[int, ...]) -> Common:
         )
     notes: list[str] = []
     common = _common_ranks(a, b, ranks, notes)
+    is_windowed = bool(ranks) or any(run.settings.get("ranks") for run in (a, b))
+    if not is_windowed and (absent := _absent_members(a, b, common)):
+        verb = "is" if len(absent) == 1 else "are"
+        notes.append(
+            f"{ranks_text(absent)} {verb} in a process group and in neither run:"
+            " no module ran there"
+        )
     levels = [_level(run) for run in (a, b)]
     rung = min(levels, key=RUNGS.index)
     if levels[0] != levels[1]:
@@ -144,6 +151,20 @@ def _common_ranks(a: Run, b: Run, wanted: tuple[int, ...], notes: list[str]) -> 
             f" {ranks_text(sorted(a.ranks))}, the other {ranks_text(sorted(b.ranks))}"
         )
     return common
+
+
+def _absent_members(a: Run, b: Run, common: list[int]) -> list[int]:
+    """Return the ranks that reduce with those compared and that neither run has."""
+    seen: dict[int, list[Any]] = {}  # Thousands of ranks share the list that names thousands.
+    for run in (a, b):
+        for rank in common:
+            groups = run.ranks[rank].environment.get("process_groups")
+            for group in groups if isinstance(groups, list) else []:
+                ranks = group.get("ranks") if isinstance(group, dict) else None
+                if isinstance(ranks, list):
+                    seen[id(ranks)] = ranks
+    members = {rank for ranks in seen.values() for rank in ranks if isinstance(rank, int)}
+    return sorted(members - set(a.ranks) - set(b.ranks))
 
 
 def _unfinished(label: str, run: Run, ranks: list[int]) -> list[str]:

@@ -68,6 +68,9 @@ class ModuleHooks:
         kwargs = _keyword_arguments()
         scope.reads = self._record_arguments(scope, *arguments(args, kwargs))
         scope.reads += recorder.state.read_by(module, scope.path, scope.phase)
+        if parent is not None and parent.received:  # Shards of this module's parameters, say.
+            scope.received += parent.received
+            scope.reads += parent.received
         scopes.enter(module, scope)
         if recorder.ops:
             recorder.nodes.mark(scope)

@@ -30,6 +30,7 @@ class Scope:
     only_passes: bool  # has no code of its own: an nn.Sequential
     is_opaque: bool = False  # compiled: no module is recorded inside it
     reads: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)  # at rung layer, by it and its callers
 
     def all_reads(self) -> list[int]:
         """Return `reads`, completed by the callers' where the call's arguments are not recorded.

@@ -33,6 +33,9 @@ _GETS = frozenset(
 _ADDRESSES = frozenset({"group_name", "root_tensor"})
 """Arguments that say how tensors travel and not which."""
 
+_SIZES = frozenset({"input_split_sizes", "output_split_sizes"})
+"""Arguments that a program counts in tensors, which only the rung op sees it take numbers from."""
+
 _NO_TENSORS = ("c10d.barrier", "c10d.monitored_barrier_", "c10d.check_for_nan")
 _IN_PLACE = frozenset(
     f"_c10d_functional.{name}" for name in ("all_reduce_", "all_reduce_coalesced_", "broadcast_")
@@ -205,8 +208,12 @@ class CollectiveRecorder:
                 ops.land(tensor)
                 launch.written.append((slot, None, tensor))
         launch.reads = given
+        if not ops.recorder.ops and (scope := ops.recorder.scopes.top()) is not None:
+            scope.reads += given  # What the call makes next may be made with what comes back.
         if told:
-            ops.arguments(launch, told)
+            sized = not ops.recorder.ops and any(name in _SIZES for name, _ in told)
+            reads, span = self._edges(None) if sized else ([], 0)
+            ops.arguments(launch, told, reads=reads, span=span)
         return launch
 
     def _take_off(self, call: Launch, result: Any) -> None:
@@ -249,18 +256,25 @@ class CollectiveRecorder:
             reads, span = self._edges(tensor)
         return [ops.emit(source, point, digest, tensor, reads, span=span)]
 
-    def _edges(self, tensor: torch.Tensor) -> tuple[list[int], int]:
-        """Return reads and span of what a rank gives, where operators are not recorded."""
+    def _edges(self, tensor: torch.Tensor | None) -> tuple[list[int], int]:
+        """Return reads and span of what a rank gives, where operators are not recorded.
+
+        Args:
+            tensor: what it gives; None for numbers.
+        """
         recorder = self._ops.recorder
         if recorder.between_steps:
             return [], 0
-        producer, exact = recorder.events.producer_of(tensor, look(tensor))
+        producer, exact = None, False
+        if tensor is not None:
+            producer, exact = recorder.events.producer_of(tensor, look(tensor))
         reads = [] if producer is None else [producer]
         if exact:
             return reads, 0
         scope = recorder.scopes.top()
         if scope is not None:
-            reads += scope.all_reads()
+            # A wrapper that shards parameters gives those of the modules inside.
+            reads += [*scope.all_reads(), *recorder.state.read_inside(scope.path)]
             if len(reads) <= MAX_READS:
                 return reads, 0
         return [], recorder.events.num_step_events()

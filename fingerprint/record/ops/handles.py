@@ -178,8 +178,10 @@ class HandleWatch:
             seq = self._ops.writers.sources(view).seqs[-1]
             if seq < FIRST:
                 recorder.events.producers.put(tensor, view, seq)
+                recorder.state.has_received = True
                 if scope is not None:
                     scope.reads.append(seq)
+                    scope.received.append(seq)
                 elif recorder.optimizer.options is not None:
                     recorder.optimizer.received.append(seq)
                 elif torch._C._current_graph_task_id() == -1 and not recorder.has_gone_back:

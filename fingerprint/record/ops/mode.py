@@ -6,7 +6,7 @@ so the recorder's own look-ups are not seen. A tensor subclass with operators of
 distributed tensor, say) is let through to them: what they run on plain tensors comes back here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -341,11 +341,25 @@ class OpRecorder:
             seq = self.emit(call, point, digest, tensor, reads)
             self.writers.put(view, seq, digest)
 
-    def arguments(self, call: Call, others: list[tuple[str, Any]]) -> None:
-        """Record the arguments that are no tensors: a scalar is data."""
+    def arguments(
+        self,
+        call: Call,
+        others: list[tuple[str, Any]],
+        *,
+        reads: Sequence[int] = (),
+        span: int = 0,
+    ) -> None:
+        """Record the arguments that are no tensors: a scalar is data.
+
+        Args:
+            call: the call.
+            others: names and values.
+            reads: seqs of events that they may come from, beside numbers and options.
+            span: they may also come from so many events just before.
+        """
         recorder = self.recorder
         slot, digest, value = self._told(others)
-        reads = self.op_events.numbers[-_MAX_NUMBERS:]
+        reads = [*reads, *self.op_events.numbers[-_MAX_NUMBERS:]]
         if call.point.phase == "optimizer" and recorder.optimizer.options:
             reads = [*recorder.optimizer.options, *reads]
         if (node := torch._C._current_autograd_node()) is not None:
@@ -354,7 +368,7 @@ class OpRecorder:
         if place is not None and (chosen := self.writers.chosen(place)) is not None:
             reads = [*reads, chosen]
         point = call.at("arguments", slot)
-        seq = self.op_events.emit(call, point, digest, reads=reads, value=value)
+        seq = self.op_events.emit(call, point, digest, reads=reads, value=value, span=span)
         call.reads.append(seq)
         if torch.is_grad_enabled() and not recorder.between_steps:
             recorder.nodes.note_arguments(seq)

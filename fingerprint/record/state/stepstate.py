@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fpdiff.fingerprint.digest.host import look
 from fpdiff.fingerprint.record import generators
 from fpdiff.fingerprint.record.events.sitetable import Point
 from fpdiff.fingerprint.record.identity import IdentityTable
@@ -44,6 +45,7 @@ class StateRecorder:
         self._masters: IdentityTable[Place] = IdentityTable()
         self._versions: IdentityTable[int] = IdentityTable()  # of parameters, when recorded
         self._rewritten: dict[int, int] = {}  # seqs of those that the step has written since
+        self.has_received = False  # a collective has left something in the step, in a parameter say
 
     def record_tensors(self) -> None:
         """Emit parameters, buffers, optimizer state and generators; when a step opens."""
@@ -57,6 +59,7 @@ class StateRecorder:
         self._recorded.clear()
         self._versions.clear()
         self._rewritten.clear()
+        self.has_received = False
         with recorder.events.together():
             for root in self._roots_in_use():
                 self.record_root(root)
@@ -184,7 +187,8 @@ class StateRecorder:
         """Return the seqs of the state that a call of a module starts from.
 
         A closure's optimizer, or one that looks ahead, writes parameters in the middle of a step:
-        those are recorded again, as made from what the last backward pass left.
+        those are recorded again, as made from what the last backward pass left. What a collective
+        writes no version counts: its own event tells.
         """
         reads = self.module_reads.get(path, [])
         for name, parameter in module._parameters.items():
@@ -198,7 +202,21 @@ class StateRecorder:
                 )
             if (seq := self._rewritten.get(id(parameter))) is not None:
                 reads = [*reads, seq]
+            if self.has_received:
+                seq, _ = self.recorder.events.producers.find(parameter, look(parameter))
+                if seq is not None and seq > self.parameter_seqs[id(parameter)]:
+                    reads = [*reads, seq]
         return reads
+
+    def read_inside(self, path: str) -> list[int]:
+        """Return the seqs of the state of all modules inside one."""
+        start = f"{path}." if path else ""
+        return [
+            seq
+            for inner, seqs in self.module_reads.items()
+            if inner != path and inner.startswith(start)
+            for seq in seqs
+        ]
 
     def _rewrite(self, point: Point, parameter: torch.Tensor) -> None:
         recorder = self.recorder

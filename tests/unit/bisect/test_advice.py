@@ -46,10 +46,21 @@ def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
     assert "requires_grad" in (hint("structure", None, kind="local_gradient") or "")
     assert "averages" in (hint("structure", None, phase="eval") or "")
     assert "checkpointed" in (hint("structure", None, phase="recompute") or "")
-    assert "no_sync" in (hint("structure", None, "c10d.allreduce_.default", kind="sent") or "")
+    assert "gives to the collective" in said("sent")
     assert "np.empty" in (hint("data", None, "aten.cat.default", kind="input") or "")
     added = hint("structure", None, "aten.add_.Tensor", kind="input", phase="backward")
     assert "zero_grad" in (added or "")
+
+
+def test_a_collective_is_looked_at_where_the_program_calls_it() -> None:
+    def said(class_: str, phase: str, has_line: bool = False) -> str:
+        op = "c10d.allreduce_.default"
+        return hint(class_, None, op, kind="sent", phase=phase, has_line=has_line) or ""
+
+    assert "no_sync" in said("structure", "backward")
+    assert "gradients go back" in said("structure", "backward", has_line=True)
+    assert "a branch" in said("structure", "other") and "no_sync" not in said("structure", "other")
+    assert "communication hook" in said("metadata", "backward")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +72,8 @@ def test_what_the_rung_layer_does_not_record_is_looked_at_first() -> None:
         ("layer", "computation", 0, "nothing that it was made from is recorded"),
         ("layer", "computation", 1, "the event it read is equal"),
         ("layer", "computation", 2, "the 2 events it read are equal"),
+        ("layer", "arguments", 0, "nothing that it was made from is recorded"),
+        ("op", "arguments", 0, "recorded op by op"),
         ("op", "kernel", 2, "recorded op by op"),
         ("kernel", "kernel", 2, "recorded op by op"),
         ("kernel", "rng", 1, "recorded op by op"),

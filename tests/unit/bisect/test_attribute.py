@@ -2,14 +2,19 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from synthetic import digest
 from synthetic_runs import (
     Ev,
     Job,
     at,
     diverged,
+    ev,
     find,
+    insert,
+    remove,
     rewrite_json,
     training_step,
     twist,
@@ -144,6 +149,35 @@ def test_what_a_rank_that_differs_already_got_is_not_known_to_be_equal(tmp_path:
     ]
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("left_otherwise", [False, True])
+def test_a_gradient_that_a_recorded_reduction_left_alike_changed_after_it(
+    tmp_path: Path, is_sharded: bool, left_otherwise: bool
+) -> None:
+    def by_hand(step: int, rank: int, events: list[Ev]) -> None:
+        own = digest("own", step, rank)
+        find(events, "grad l0").value = own
+        what: dict[str, Any] = {"slot": "tensors.0", "op": "c10d.allreduce_.default"}
+        what |= {"phase": "backward" if is_sharded else "other", "members": "0,1"}
+        sent = ev("sent", "sent", value=own, reads=["grad l0"], **what)
+        received = ev("received", "received", value=("sum", step), **what)
+        insert(events, "reduced l0", sent, received)
+        if is_sharded:
+            remove(events, *(e.name for e in events if e.kind == "local_gradient"))
+
+    def changed(step: int, rank: int, events: list[Ev]) -> None:
+        by_hand(step, rank, events)
+        if step == 1:
+            twist("received" if left_otherwise else "reduced l0")(events)
+            twist("reduced l0")(events)
+
+    a = Job(ranks=[0, 1], edit=by_hand).arm(tmp_path / "a")
+    verdict = verdict_of(a, Job(ranks=[0, 1], edit=changed).arm(tmp_path / "b"))
+    expected = "collective" if left_otherwise else "computation"
+    assert [o.class_ for o in verdict.origins] == [expected] * 2
+    assert left_otherwise or "has changed after the reduction over 2 ranks" in verdict.summary
+
+
 def test_a_reduction_of_which_some_ranks_got_something_else_is_a_collective(tmp_path: Path) -> None:
     def edit(step: int, rank: int, events: list[Ev]) -> None:
         if step == 1 and rank in (0, 2):
@@ -169,7 +203,9 @@ def test_what_came_from_a_rank_that_had_ended_is_no_origin(tmp_path: Path, own: 
     shutil.copytree(ended / "journal" / "rank=00001", b / "journal" / "rank=00001")
     verdict = verdict_of(a, b)
     assert {o.rank for o in verdict.origins} == ({1} if own else set())
-    assert [(r.rank, r.from_) for r in verdict.receivers] == [(0, [1] if own else [])]
+    [receiver] = verdict.receivers
+    assert (receiver.rank, receiver.from_) == (0, [1] if own else [])
+    assert own or receiver.via.endswith("with rank 1, whose step 3 only A has")
 
 
 def test_what_came_from_a_rank_that_was_not_compared_is_no_origin(tmp_path: Path) -> None:

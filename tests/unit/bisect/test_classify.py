@@ -98,6 +98,14 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
             "the tensor marked logits was made from other things: in A it read x, in B it read y",
         ),
         (
+            site(kind="local_gradient", slot="grad.weight", phase="backward"),
+            Facts(),
+            (
+                "this rank's own gradient of l0.weight differs although all it read is equal, but"
+                " for what .grad held before, which is not recorded"
+            ),
+        ),
+        (
             site(kind="reduced_gradient", slot="grad.weight", phase="optimizer"),
             Facts(reduction=Reduction(num_ranks=9, local_is_known=True)),
             (
@@ -109,6 +117,12 @@ def test_every_kind_has_a_class_and_a_sentence(kind: str, phase: str) -> None:
 )
 def test_sentences(row: dict[str, Any], facts: Facts, sentence: str) -> None:
     assert classify(row, facts).what == sentence
+
+
+@pytest.mark.parametrize(("exact", "class_"), [(False, "computation"), (True, "unseen-producer")])
+def test_what_was_sent_is_no_kernels_doing(exact: bool, class_: str) -> None:
+    row = site(op="c10d.allreduce_.default", kind="sent", slot="tensors.0", members="0,1")
+    assert classify(row, Facts(exact=exact)).class_ == class_
 
 
 def test_moved() -> None:

@@ -562,6 +562,21 @@ def test_a_batch_of_another_rank_is_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_that_ranks_share_in_one_run_alone_is_found(tmp_path: Path, shared: bool) -> None:
+    def run(name: str, batches: tuple[str, str]) -> Path:
+        def edit(step: int, rank: int, events: list[Ev]) -> None:
+            if step == 1:
+                find(events, "batch").value = batches[rank]
+
+        return Job(ranks=[0, 1], edit=edit).arm(tmp_path / name)
+
+    # What tensor parallel ranks share in both runs is not worth a word.
+    origins = verdict_of(run("a", ("x", "x" if shared else "y")), run("b", ("z", "z"))).origins
+    same = ["ranks 0 and 1 of B have the same batch", "ranks 1 and 0 of B have the same batch"]
+    assert [o.evidence for o in origins] == ([[], []] if shared else [[text] for text in same])
+
+
 def test_a_shifted_batch_is_found(tmp_path: Path) -> None:
     def edit(step: int, rank: int, events: list[Ev]) -> None:
         find(events, "batch").value = ("batch", max(step - 2, 0), rank, 0)
@@ -744,6 +759,27 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     verdict_of(a, a, progress=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+@pytest.mark.parametrize("begin", [0, 2])
+def test_weights_that_change_between_steps_were_not_initialised_otherwise(
+    tmp_path: Path, level: str, begin: int
+) -> None:
+    averaged = ev("averaged", "sent", "", "tensors.0", phase="other", op="c10d.allreduce_.default")
+    averaged.members = "0,1"
+
+    def edit(step: int, rank: int, events: list[Ev]) -> None:
+        if step == 2:
+            find(events, "l0.weight").twist = "averaged"
+            events.insert(0, averaged)
+
+    a = Job(level=level, steps=range(begin, 4)).arm(tmp_path / "a")
+    b = Job(level=level, steps=range(begin, 4), edit=edit).arm(tmp_path / "b")
+    [origin] = (o for o in verdict_of(a, b).origins if o.kind == "parameter")
+    assert origin.hint is not None and ("an average" in origin.hint) is (begin == 0)
+    told = "of the collectives outside the model the first to differ, in one run only"
+    assert any(told in text for text in origin.evidence) is (begin == 0 and level == "layer")
 
 
 def test_state_that_changed_between_steps_says_which_step_still_compared_equal(

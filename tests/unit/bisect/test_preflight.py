@@ -33,6 +33,16 @@ def test_ranks_of_both_are_compared(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_rank_that_trains_nothing_is_noted_unless_it_was_left_out(
+    tmp_path: Path, windowed: bool
+) -> None:
+    settings = {"ranks": [1, 2]} if windowed else {}
+    server = job(ranks=[1, 2], group=[0, 1, 2], settings=settings)
+    note = "rank 0 is in a process group and in neither run: no module ran there"
+    assert common(tmp_path, server, server).notes == ([] if windowed else [note])
+
+
 def test_ranks_that_were_asked_for(tmp_path: Path) -> None:
     a, b = job(ranks=[0, 1, 2]), job(ranks=[0, 1, 3])
     found = common(tmp_path, a, b, (1, 1))
