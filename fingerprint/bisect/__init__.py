@@ -3,6 +3,7 @@
 compare       the whole way from two runs to a verdict
 verdict       the answer as plain data
 preflight     what the two runs have in common
+switches      what differs of what a program switched in its middle
 continuation  which step of a run a resumed one begins with
 tier          step digests: which step differs first, what it does later
 differences   the steps of a rank that differ, as arrays

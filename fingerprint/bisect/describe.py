@@ -27,6 +27,7 @@ from fpdiff.fingerprint.bisect.origins import find_origins
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
+from fpdiff.fingerprint.bisect.switches import CHOOSES, holds
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, OriginGroup
 from fpdiff.store.schema import digest_text
 
@@ -166,7 +167,7 @@ class Describer:
             evidence=[
                 *self._cause(candidate),
                 *_kernels(a, b),
-                *self._evidence(kind, candidate.row),
+                *self._evidence(kind, site, candidate.row),
             ],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
@@ -268,7 +269,7 @@ class Describer:
             read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
-            environment=self._environment,
+            environment=self._environment_of(site),
             reduction=self._reduction(site),
         )
 
@@ -374,7 +375,11 @@ class Describer:
                 return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
         return None
 
-    def _evidence(self, kind: Kind, row: int) -> list[str]:
+    def _environment_of(self, site: Site) -> list[EnvironmentDifference]:
+        """Return what differed where a site's events were made."""
+        return [d for d in self._environment if holds(d, self._found.step, site["phase"])]
+
+    def _evidence(self, kind: Kind, site: Site, row: int) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""
         if kind.class_ in self._evidence_given:
             return []
@@ -390,8 +395,15 @@ class Describer:
                 f"generator {name} differs already at the start of step {found.step}"
                 for name in self._generators
             ]
+        environment = self._environment_of(site)
         if kind.class_ == "environment":
-            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in self._environment]
+            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in environment]
+        if kind.class_ == "structure" and site["op"] is not None:
+            evidence += [
+                f"{d.key}, which may decide what operators are called: A {d.a}, B {d.b}"
+                for d in environment
+                if d.key in CHOOSES
+            ]
         before = found.tier.num_steps_before(found.step)
         if kind.class_ == "state" and before:
             evidence.append(

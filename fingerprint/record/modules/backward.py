@@ -74,6 +74,7 @@ class GradientHooks:
             return
         if not recorder.touch():
             return
+        recorder.switches.look("backward", "", recorder.step)
         self.microbatch = recorder.events.microbatch
         self.follow_parameters()
         recorder.backward_first_seq = recorder.events.next_seq()  # Every gradient reads the loss.

@@ -46,6 +46,7 @@ class OptimizerHooks:
         if recorder.continues() and not closes:
             self._record_gradients(optimizer)
         if recorder.continues() and not (closes and recorder.boundary_due):
+            recorder.switches.look("optimizer", "", recorder.step)
             recorder.state.step_settings.record_changed_options(optimizer)
 
     @observing
