@@ -13,6 +13,7 @@ align         the events of one step of both runs, side by side
 calls         which calls of operators are the same ones, where one run made more
 microbatches  those that one run has in front of those that both have
 origins       which mismatched events no mismatched event explains
+following     what follows from a difference that it has not read
 roots         whether another model is the root in the other run
 findings      what a rank's first differing step holds, in little
 meetings      collectives and messages, known alike on all ranks

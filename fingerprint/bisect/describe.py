@@ -10,7 +10,7 @@ import numpy as np
 from fpdiff.fingerprint.bisect import advice
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
-from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective
+from fpdiff.fingerprint.bisect.arm import Arm, Ints, Site, is_batch, is_collective, is_kind
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
     Kind,
@@ -21,6 +21,7 @@ from fpdiff.fingerprint.bisect.classify import (
     moved,
     of_microbatches,
     of_other_root,
+    op_of,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
 from fpdiff.fingerprint.bisect.origins import find_origins
@@ -179,9 +180,11 @@ class Describer:
             return advice.OF_MICROBATCHES
         if candidate.root_in_b is not None:
             return advice.OF_ROOTS
+        if candidate.moved:
+            return advice.of_moved(site["kind"], site["phase"])
         candidates = self._found.candidates
         has_more = any(c.microbatches is not None for c in candidates)
-        if has_more and site["kind"] in ("loss", "arguments"):
+        if has_more and (site["kind"] == "loss" or _is_scaling(site)):
             return advice.BY_MICROBATCHES
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
@@ -375,6 +378,21 @@ class Describer:
                 return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
         return None
 
+    def _tied(self, site: Site, row: int) -> str | None:
+        """Say which parameter of both runs holds the bits of one that only one run has."""
+        aligned = self._aligned
+        if aligned.paired[row]:
+            return None
+        own, index = aligned.arm_of(row)
+        run, other = ("A", "B") if own is aligned.a else ("B", "A")
+        for peer in np.flatnonzero(aligned.equal & aligned.having(is_kind(site["kind"]))).tolist():
+            at = int((aligned.index_a if own is aligned.a else aligned.index_b)[peer])
+            there = own.site_of(at)
+            if there["phase"] == "init" and own.content_of(at) == own.content_of(index):
+                name = f"{there['module']}.{there['slot']}".lstrip(".")
+                return f"it holds the bits of {name} in {run}: is it tied to that in {other}?"
+        return None
+
     def _environment_of(self, site: Site) -> list[EnvironmentDifference]:
         """Return what differed where a site's events were made."""
         return [d for d in self._environment if holds(d, self._found.step, site["phase"])]
@@ -404,6 +422,8 @@ class Describer:
                 for d in environment
                 if d.key in CHOOSES
             ]
+        if kind.component == "parameter" and (tied := self._tied(site, row)):
+            evidence.append(tied)
         before = found.tier.num_steps_before(found.step)
         if kind.class_ == "state" and before:
             evidence.append(
@@ -413,6 +433,12 @@ class Describer:
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
+
+
+def _is_scaling(site: Site) -> bool:
+    """Return whether a site is of what an op divides or multiplies by."""
+    name = op_of(site).rstrip("_")
+    return site["kind"] == "arguments" and name in ("aten.div", "aten.mul")
 
 
 def _side(arm: Arm, index: int) -> dict[str, Any] | None:

@@ -1,13 +1,22 @@
 """Which mismatched events no mismatched event explains."""
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_at_parameter, is_batch, is_outside
+from fpdiff.fingerprint.bisect.arm import (
+    Flags,
+    Ints,
+    Site,
+    is_at_parameter,
+    is_batch,
+    is_kind,
+    is_outside,
+    is_start,
+)
+from fpdiff.fingerprint.bisect.following import by_other_options, what_follows
 
 
 @dataclass(frozen=True)
@@ -61,12 +70,13 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
     mismatched &= ~_met_elsewhere(aligned, mismatched)
+    mismatched &= ~_listened_elsewhere(aligned, mismatched)
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
     led_on = _led_on(aligned, evaluations, mismatched)
     mismatched |= led_on
     evaluations &= ~led_on
-    follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
+    follows = what_follows(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
     origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
@@ -76,6 +86,8 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     origins = np.flatnonzero(origin)
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
+    if by_other_options(aligned, mismatched).any():
+        anywhere |= aligned.having(_is_of_optimizers_step)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
     moved = np.union1d(moved, np.flatnonzero(late))
     told = np.concatenate([origins, moved, np.flatnonzero(follows)])
@@ -100,12 +112,6 @@ def is_evaluation(site: Site) -> bool:
     return bool(site["phase"] == "eval")
 
 
-@cache
-def is_kind(*names: str) -> Callable[[Site], bool]:
-    """Return the test whether a site is of one of some kinds; the same function each time."""
-    return lambda site: bool(site["kind"] in names)
-
-
 def _is_met(site: Site) -> bool:
     """Return whether a site is of a tensor that no event made, and that is no root's argument."""
     return site["kind"] == "input" and not is_batch(site)
@@ -124,9 +130,8 @@ def _is_noted_anywhere(site: Site) -> bool:
     return bool(site["phase"] == "init" or site["kind"] == "received" or is_batch(site))
 
 
-def is_start(site: Site) -> bool:
-    """Return whether a site is of what a step starts from."""
-    return bool(site["phase"] == "init")
+def _is_of_optimizers_step(site: Site) -> bool:
+    return bool(site["phase"] == "optimizer")
 
 
 def _is_of_call(site: Site) -> bool:
@@ -136,14 +141,6 @@ def _is_of_call(site: Site) -> bool:
 def _is_own_tensor(site: Site) -> bool:
     """Return whether a site is of a module's parameter or buffer, at the start of a step."""
     return bool(site["phase"] == "init" and site["kind"] in ("parameter", "buffer"))
-
-
-def _is_of_optimizer(site: Site) -> bool:
-    return bool(site["op"] is not None and site["phase"] == "optimizer")
-
-
-def _is_of_training(site: Site) -> bool:
-    return bool(site["phase"] in ("forward", "recompute"))
 
 
 def _is_pass(site: Site) -> bool:
@@ -275,33 +272,6 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     return idle & ~made
 
 
-def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return the ops of an optimizer in only one run, where only one had a state to start from.
-
-    The other makes it anew: that is what follows from it.
-    """
-    lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
-    if not (lacking & aligned.having(is_start)).any():
-        return np.zeros(len(aligned), bool)
-    return ~aligned.paired & aligned.having(_is_of_optimizer)
-
-
-def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return what modules drew, and did and told their ops in one run, where their flags differ.
-
-    It follows from the training flag, which the program reads and no op does.
-    """
-    result: Flags = np.zeros(len(aligned), bool)
-    flags = mismatched & aligned.having(is_kind("training_flag"))
-    modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
-    if not modules:
-        return result
-    told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
-    for row in np.flatnonzero(mismatched & told & aligned.having(_is_of_training)).tolist():
-        result[row] = aligned.site(row)["module"] in modules
-    return result
-
-
 def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
     """Return the calls in which only a resumed run made what it starts from, as a tensor of its own.
 
@@ -386,6 +356,24 @@ def _met_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
         own, index = aligned.arm_of(row)
         other = aligned.a if own is aligned.b else aligned.b
         result[row] = other.has(np.arange(len(other)), own, index)
+    return result
+
+
+def _listened_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the gradients of outputs that are under another module in the other arm, and equal.
+
+    A gradient is recorded under the module whose backward computed it, of which a pass within a
+    recomputation knows less.
+    """
+    rows = np.flatnonzero(mismatched & ~aligned.paired & aligned.having(is_kind("gradient")))
+    found: tuple[dict[Hashable, list[int]], ...] = ({}, {})
+    for row in rows.tolist():
+        own, index = aligned.arm_of(row)
+        place = own.site_of(index)["slot"], own.content_of(index)
+        found[own is aligned.b].setdefault(place, []).append(row)
+    result: Flags = np.zeros(len(aligned), bool)
+    for both in found[0].keys() & found[1].keys():
+        result[found[0][both] + found[1][both]] = True
     return result
 
 

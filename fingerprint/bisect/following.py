@@ -1,0 +1,129 @@
+"""What follows from a difference that it has not read: the program read it, or autograd did.
+
+A training flag, an option or the graph that a forward left decides which operators are called. They
+read tensors, so no edge of the record leads to what decided.
+"""
+
+import numpy as np
+
+from fpdiff.fingerprint.bisect.align import Aligned
+from fpdiff.fingerprint.bisect.arm import Flags, Site, is_at_parameter, is_kind, is_start
+
+_DECIDING = frozenset(
+    ("amsgrad", "capturable", "centered", "dampening", "decoupled_weight_decay", "differentiable")
+    + ("foreach", "fused", "maximize", "momentum", "nesterov", "weight_decay")
+)
+"""Options for which an optimizer calls other operators; a rate is none of them."""
+
+
+def what_follows(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the mismatched rows that are no origins though they read nothing mismatched."""
+    return mismatched & (
+        _makes_state(aligned, mismatched)
+        | _in_other_mode(aligned, mismatched)
+        | by_other_options(aligned, mismatched)
+        | _of_lone_parameters(aligned, mismatched)
+        | _of_other_graphs(aligned, mismatched)
+    )
+
+
+def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the ops of an optimizer in only one run, where only one had a state to start from.
+
+    The other makes it anew: that is what follows from it.
+    """
+    lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
+    if not (lacking & aligned.having(is_start)).any():
+        return np.zeros(len(aligned), bool)
+    return ~aligned.paired & aligned.having(_is_of_optimizer)
+
+
+def by_other_options(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the ops of an optimizer in only one run, where an option decides which it calls."""
+    rows = np.flatnonzero(mismatched & aligned.having(is_kind("option"))).tolist()
+    if not any(aligned.site(row)["slot"].rpartition(".")[2] in _DECIDING for row in rows):
+        return np.zeros(len(aligned), bool)
+    return mismatched & ~aligned.paired & aligned.having(_is_of_optimizer)
+
+
+def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return what modules drew, and did and told their ops in one run, where their flags differ.
+
+    It follows from the training flag, which the program reads and no op does. Flags are recorded at
+    the step's first training forward, after a teacher, which never trains, has evaluated. So all
+    that differs of that follows; a model that trains may have evaluated in another mode.
+    """
+    result: Flags = np.zeros(len(aligned), bool)
+    flags = mismatched & aligned.having(is_kind("training_flag"))
+    modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
+    if not modules:
+        return result
+    told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
+    result |= _is_in(aligned, mismatched & told & aligned.having(_is_of_training), modules)
+    evaluated = mismatched & aligned.having(_is_of_evaluation)
+    if evaluated.any():
+        training = np.flatnonzero(aligned.having(_is_of_training)).tolist()
+        modules -= {aligned.site(row)["module"] for row in training}
+        result |= _is_in(aligned, evaluated, modules)
+    return result
+
+
+def _of_lone_parameters(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the gradients and updates of parameters that only one run has: of a tie lost, say."""
+    result: Flags = np.zeros(len(aligned), bool)
+    alone = mismatched & ~aligned.paired
+    own = alone & aligned.having(is_kind("parameter")) & aligned.having(is_start)
+    sites = [aligned.site(row) for row in np.flatnonzero(own).tolist()]
+    if not sites:
+        return result
+    names = {(site["module"], site["slot"]) for site in sites}
+    modules = {module for module, _ in names}
+    for row in np.flatnonzero(alone & ~own).tolist():
+        site = aligned.site(row)
+        if _is_of_optimizer(site) or is_at_parameter(site):
+            result[row] = site["module"] in modules
+        elif site["op"] is None and site["phase"] in ("backward", "optimizer"):
+            slot = site["slot"].removeprefix("grad.")
+            result[row] = (site["module"], slot) in names
+    return result
+
+
+def _of_other_graphs(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the ops in the backward of one run, of modules of whose forward ops too one run has some.
+
+    Autograd calls what the forward's ops ask for.
+    """
+    alone = mismatched & ~aligned.paired
+    forward = np.flatnonzero(alone & aligned.having(_is_op_of_forward)).tolist()
+    modules = {aligned.site(row)["module"] for row in forward}
+    if not modules:
+        return np.zeros(len(aligned), bool)
+    return _is_in(aligned, alone & aligned.having(_is_op_of_backward), modules)
+
+
+def _is_in(aligned: Aligned, rows: Flags, modules: set[str]) -> Flags:
+    result: Flags = np.zeros(len(aligned), bool)
+    for row in np.flatnonzero(rows).tolist():
+        result[row] = aligned.site(row)["module"] in modules
+    return result
+
+
+def _is_of_optimizer(site: Site) -> bool:
+    return bool(site["op"] is not None and site["phase"] == "optimizer")
+
+
+def _is_of_training(site: Site) -> bool:
+    return bool(site["phase"] in ("forward", "recompute"))
+
+
+def _is_of_evaluation(site: Site) -> bool:
+    return bool(site["phase"] == "eval")
+
+
+def _is_op_of_forward(site: Site) -> bool:
+    return bool(site["op"] is not None and site["phase"] == "forward")
+
+
+def _is_op_of_backward(site: Site) -> bool:
+    is_op = site["op"] is not None and site["phase"] == "backward"
+    return is_op and not is_at_parameter(site)
