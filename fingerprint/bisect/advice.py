@@ -80,9 +80,14 @@ _EXCHANGED = (
     " uses, and how the model is wrapped (find_unused_parameters, static_graph, buckets)"
 )
 _TRAINED = (
-    "only one run trains this parameter here: compare requires_grad, what is frozen or detached, and"
-    " whether the loss depends on it"
+    "only one run trains this parameter here: compare requires_grad, what is frozen or detached, whether"
+    " the loss depends on it, and zero_grad(set_to_none=False), which leaves zeros for the optimizer"
 )
+ELSEWHERE = (
+    "both runs train this parameter, and its gradient is whole at another point of the backward: compare"
+    " what the passes go back through (create_graph, detach, the forwards that a loss is made with)"
+)
+"""The hint for a gradient of a parameter that the other run has in another microbatch."""
 _IN_OPTIMIZER = (
     "the optimizer works otherwise on the parameter: compare its options, which of its groups the"
     " parameter is in, and what it holds for it"

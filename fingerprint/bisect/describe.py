@@ -182,6 +182,8 @@ class Describer:
             return advice.OF_ROOTS
         if candidate.moved:
             return advice.of_moved(site["kind"], site["phase"])
+        if self._is_elsewhere(candidate.row, site):
+            return advice.ELSEWHERE
         candidates = self._found.candidates
         has_more = any(c.microbatches is not None for c in candidates)
         if has_more and (site["kind"] == "loss" or _is_scaling(site)):
@@ -200,6 +202,16 @@ class Describer:
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
+
+    def _is_elsewhere(self, row: int, site: Site) -> bool:
+        """Return whether a parameter's gradient is one run's here, and the other's elsewhere."""
+        if site["kind"] != "local_gradient" or self._aligned.paired[row]:
+            return False
+        own, _ = self._aligned.arm_of(row)
+        other = self._aligned.b if own is self._aligned.a else self._aligned.a
+        place = ("kind", "module", "slot")
+        sites = (other.sites.rows[n] for n in np.unique(other.site).tolist())
+        return any(all(peer[name] == site[name] for name in place) for peer in sites)
 
     def _is_batch_of_other_shape(self, row: int) -> bool:
         differs = self._aligned.paired[row] and not self._aligned.described_alike[row]

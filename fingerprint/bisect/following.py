@@ -7,7 +7,14 @@ read tensors, so no edge of the record leads to what decided.
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Site, is_at_parameter, is_kind, is_start
+from fpdiff.fingerprint.bisect.arm import (
+    Flags,
+    Site,
+    is_at_parameter,
+    is_batch,
+    is_kind,
+    is_start,
+)
 
 _DECIDING = frozenset(
     ("amsgrad", "capturable", "centered", "dampening", "decoupled_weight_decay", "differentiable")
@@ -23,6 +30,7 @@ def what_follows(aligned: Aligned, mismatched: Flags) -> Flags:
         | _in_other_mode(aligned, mismatched)
         | by_other_options(aligned, mismatched)
         | _of_lone_parameters(aligned, mismatched)
+        | _of_other_arguments(aligned, mismatched)
         | _of_other_graphs(aligned, mismatched)
     )
 
@@ -55,15 +63,14 @@ def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
     """
     result: Flags = np.zeros(len(aligned), bool)
     flags = mismatched & aligned.having(is_kind("training_flag"))
-    modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
+    modules = _modules(aligned, flags)
     if not modules:
         return result
     told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
     result |= _is_in(aligned, mismatched & told & aligned.having(_is_of_training), modules)
     evaluated = mismatched & aligned.having(_is_of_evaluation)
     if evaluated.any():
-        training = np.flatnonzero(aligned.having(_is_of_training)).tolist()
-        modules -= {aligned.site(row)["module"] for row in training}
+        modules -= _modules(aligned, aligned.having(_is_of_training))
         result |= _is_in(aligned, evaluated, modules)
     return result
 
@@ -88,22 +95,49 @@ def _of_lone_parameters(aligned: Aligned, mismatched: Flags) -> Flags:
     return result
 
 
-def _of_other_graphs(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return the ops in the backward of one run, of modules of whose forward ops too one run has some.
+def _of_other_arguments(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the ops that a root's own code called in one run, where one run alone gave it something.
 
-    Autograd calls what the forward's ops ask for.
+    Such as labels, which it computes a loss with if it has them.
     """
     alone = mismatched & ~aligned.paired
-    forward = np.flatnonzero(alone & aligned.having(_is_op_of_forward)).tolist()
-    modules = {aligned.site(row)["module"] for row in forward}
-    if not modules:
+    given = np.flatnonzero(alone & aligned.having(is_batch) & aligned.having(_is_of_training))
+    calls = {_call_of(aligned, row) for row in given.tolist()}
+    if not calls or aligned.a.microbatch.max() != aligned.b.microbatch.max():
         return np.zeros(len(aligned), bool)
-    return _is_in(aligned, alone & aligned.having(_is_op_of_backward), modules)
+    result: Flags = np.zeros(len(aligned), bool)
+    for row in np.flatnonzero(alone & aligned.having(_is_op_of_forward)).tolist():
+        result[row] = _call_of(aligned, row) in calls
+    return result
+
+
+def _call_of(aligned: Aligned, row: int) -> tuple[str, int, int]:
+    site = aligned.site(row)
+    return site["module"], site["call"], int(aligned.microbatches[row])
+
+
+def _of_other_graphs(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return what follows in the backward from ops that only one run called.
+
+    Autograd calls what the forward's ops ask for: those of modules of whose forward too one run alone
+    has some. Among other ops in the backward of a module, which are the same ones is uncertain, and
+    so is whose scalars differ.
+    """
+    alone = mismatched & ~aligned.paired
+    backward = alone & aligned.having(_is_op_of_backward)
+    told = aligned.having(is_kind("arguments")) & aligned.having(_is_op_of_backward)
+    result = _is_in(aligned, mismatched & aligned.paired & told, _modules(aligned, backward))
+    forward = _modules(aligned, alone & aligned.having(_is_op_of_forward))
+    return result | _is_in(aligned, backward, forward)
+
+
+def _modules(aligned: Aligned, rows: Flags) -> set[str]:
+    return {aligned.site(row)["module"] for row in np.flatnonzero(rows).tolist()}
 
 
 def _is_in(aligned: Aligned, rows: Flags, modules: set[str]) -> Flags:
     result: Flags = np.zeros(len(aligned), bool)
-    for row in np.flatnonzero(rows).tolist():
+    for row in np.flatnonzero(rows).tolist() if modules else ():
         result[row] = aligned.site(row)["module"] in modules
     return result
 

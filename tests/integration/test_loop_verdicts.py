@@ -267,3 +267,56 @@ def test_a_parameter_in_another_group_is_told_before_the_order(tmp_path: Path, l
     assert first.class_ == "structure" and first.hint is not None and "groups" in first.hint
     assert second.summary.endswith("comes at another place of the step in B than in A")
     assert second.hint is not None and "in another order" in second.hint
+
+
+class Judging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out = self.layer(x)
+        return out, None if labels is None else (out - labels).square().mean()
+
+
+def judging(is_changed: bool) -> None:
+    """Let the model compute its loss, in one run the trainer."""
+    model, labels = Judging(), torch.ones(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        if is_changed:
+            loss = mse_loss(model(X)[0], labels * 2)
+        else:
+            loss = model(X, labels)[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_what_a_model_does_with_an_argument_follows_from_it(tmp_path: Path) -> None:
+    first, *others = first_of_groups(judged(tmp_path, "op", judging))
+    assert (first.phase, first.kind, first.slot) == ("forward", "input", "arg.1")
+    assert not [o for o in others if o.phase == "forward"]
+
+
+def looking_ahead(is_changed: bool) -> None:
+    """Adapt the weights by one step, and train through it, in one run to the first order."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        own: dict[str, torch.Tensor] = dict(model.named_parameters())
+        loss = torch.func.functional_call(model, own, (X,)).square().mean()
+        ways = torch.autograd.grad(loss, list(own.values()), create_graph=not is_changed)
+        ahead = {n: p - 0.1 * way for (n, p), way in zip(own.items(), ways, strict=True)}
+        torch.func.functional_call(model, ahead, (X.flip(0),)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_gradient_that_is_whole_elsewhere_is_trained_in_both_runs(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, "layer", looking_ahead)
+    assert (verdict.first_step, verdict.origins[0].phase) == (0, "backward")
+    for origin in verdict.origins:
+        assert origin.hint is None or "only one run trains" not in origin.hint
