@@ -319,8 +319,33 @@ class Describer:
             found = [
                 [aligned.site(r) for r in o.tolist()] if all(map(len, own)) else [] for o in own
             ]
+            if all(found) and all(site["kind"] == "option" for site in chain(*found)):
+                return dict(zip(("A", "B"), self._groups_read(own), strict=True))
         names = _named_apart(found)
         return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
+
+    def _groups_read(self, rows: tuple[Ints, Ints]) -> list[str]:
+        """Name the options that an update read in each run, and values in which they differ."""
+        sides: list[dict[str, tuple[bytes, float | None]]] = []
+        groups = []
+        both = (self._aligned.a, self._aligned.index_a), (self._aligned.b, self._aligned.index_b)
+        for (arm, index), own in zip(both, rows, strict=True):
+            at = index[own].tolist()
+            slots = [arm.site_of(i)["slot"] for i in at]
+            groups.append(_listed(sorted({slot.rpartition(".")[0] for slot in slots})))
+            values = arm.table["value"].take(at).to_pylist()
+            sides.append(
+                {
+                    slot.rpartition(".")[2]: (arm.digest[i].tobytes(), value)
+                    for slot, i, value in zip(slots, at, values, strict=True)
+                }
+            )
+        differ = [n for n in sides[0] if n in sides[1] and sides[0][n][0] != sides[1][n][0]]
+        return [
+            f"the options of {group}"
+            + (f" ({_listed([_valued(n, side[n][1]) for n in differ])})" if differ else "")
+            for group, side in zip(groups, sides, strict=True)
+        ]
 
     def _reduction(self, site: Site) -> Reduction | None:
         if len(self._group) < 2:
@@ -445,6 +470,10 @@ class Describer:
         if found.evaluation and kind.class_ in ("rng", "state"):
             evidence.append(f"only {found.evaluation} evaluated the model in this step")
         return evidence
+
+
+def _valued(name: str, value: float | None) -> str:
+    return name if value is None else f"{name} {value:.9g}"
 
 
 def _is_scaling(site: Site) -> bool:

@@ -265,6 +265,11 @@ def test_a_parameter_in_another_group_is_told_before_the_order(tmp_path: Path, l
     first, second = first_of_groups(judged(tmp_path, level, regrouped))
     assert (first.step, first.phase, first.module) == (0, "optimizer", "1")
     assert first.class_ == "structure" and first.hint is not None and "groups" in first.hint
+    if level == "layer":
+        assert first.summary.endswith(
+            "was made from other things: in A it read the options of optimizer0.group1"
+            " (weight_decay 0), in B it read the options of optimizer0.group0 (weight_decay 0.1)"
+        )
     assert second.summary.endswith("comes at another place of the step in B than in A")
     assert second.hint is not None and "in another order" in second.hint
 
