@@ -234,7 +234,8 @@ def _environment(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     for difference in deciding + (others if verdict.verdict == "diverged" else []):
         by_key.setdefault(difference.key, []).append(difference)
     for first, *rest in list(by_key.values())[:MAX_ENVIRONMENT]:
-        text = f"{first.key}: A {_short(first.a)}, B {_short(first.b)}"
+        text = f"{first.key}: A {_short(first.a)}, B {_short(first.b)}{_when(first)}"
+        rest = [difference for difference in rest if difference.ranks != first.ranks]
         if len(first.ranks) != num_ranks:
             text += f" ({ranks_text(first.ranks)})"
         if rest:
@@ -244,6 +245,22 @@ def _environment(verdict: Verdict) -> Iterable[tuple[str, Any]]:
     if len(by_key) > MAX_ENVIRONMENT:
         more_keys = counted(len(by_key) - MAX_ENVIRONMENT, "more difference")
         yield "environment", f"and {more_keys}: see --json"
+
+
+def _when(difference: EnvironmentDifference) -> str:
+    """Say where an entry that a program switched differs."""
+    since, until = difference.since, difference.until
+    if since is not None and since == until:
+        steps = f"in step {since}"
+    elif since is not None and until is not None:
+        steps = f"in steps {since}-{until}"
+    elif until is not None:
+        steps = f"up to step {until}"
+    else:
+        steps = "" if since is None else f"from step {since} on"
+    phases = f"in the {' and '.join(difference.phases)}" if difference.phases else ""
+    told = ", ".join(filter(None, (steps, phases)))
+    return f", {told}" if told else ""
 
 
 def _blind_spots(verdict: Verdict) -> Iterable[tuple[str, Any]]:

@@ -99,6 +99,18 @@ class RankRecord:
         return mapping(self.info.get("environment"))
 
     @property
+    def switched(self) -> list[dict[str, Any]]:
+        """Entries of the environment that the program switched: step, phase, root, key, value."""
+        found = self.info.get("switched")
+        return [
+            {**note, "step": note["step"] + self.shift}
+            for note in (map(mapping, found) if isinstance(found, list) else ())
+            if whole(note.get("step")) is not None
+            and all(isinstance(note.get(name), str) for name in ("phase", "root", "key"))
+            and "value" in note
+        ]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The options that the rank was recorded with, see `info`."""
         return mapping(self.info.get("settings"))

@@ -3,6 +3,7 @@
 compare       the whole way from two runs to a verdict
 verdict       the answer as plain data
 preflight     what the two runs have in common
+switches      what differs of what a program switched in its middle
 continuation  which step of a run a resumed one begins with
 tier          step digests: which step differs first, what it does later
 differences   the steps of a rank that differ, as arrays
@@ -12,7 +13,7 @@ align         the events of one step of both runs, side by side
 calls         which calls of operators are the same ones, where one run made more
 microbatches  those that one run has in front of those that both have
 origins       which mismatched events no mismatched event explains
-follows       what follows from another difference though no event that it read says so
+following     what follows from a difference that it has not read
 roots         whether another model is the root in the other run
 findings      what a rank's first differing step holds, in little
 meetings      collectives and messages, known alike on all ranks

@@ -39,7 +39,10 @@ _AT_LAYER = {
     "loss": "compare what the loss is made with beside the model's output: labels, weights, a"
     " scale; the rung op records that",
     "local_gradient": "compare what .grad held before this pass (zero_grad, a reduction that came"
-    " too early); if that is equal, run with torch.use_deterministic_algorithms(True)",
+    " too early) and hooks on the parameter; if they are equal, run with"
+    " torch.use_deterministic_algorithms(True)",
+    "rewrite": "something writes the parameter in the middle of the step, a closure or a search for"
+    " a sharper place of the loss say: compare by how much; the rung op records that",
     "parameter": _UPDATE,
     "master": _UPDATE,
     "sent": "compare what the program makes and gives to the collective: the rung op records that",
@@ -97,14 +100,26 @@ _GIVEN = (
 )
 _TRAINED = (
     "only one run trains this parameter here: compare requires_grad, what is frozen or detached,"
-    " and whether the loss depends on it"
+    " whether the loss depends on it, and zero_grad(set_to_none=False), which leaves zeros for the"
+    " optimizer"
+)
+ELSEWHERE = (
+    "both runs train this parameter, and its gradient is whole at another point of the backward:"
+    " compare what the passes go back through (create_graph, detach, the forwards that a loss is"
+    " made with)"
+)
+"""The hint for a gradient of a parameter that the other run has in another microbatch."""
+_IN_OPTIMIZER = (
+    "the optimizer works otherwise on the parameter: compare its options, which of its groups the"
+    " parameter is in, and what it holds for it"
 )
 _ADDED_TO = "only one run had a gradient left to add to: compare zero_grad and set_to_none"
 _STATE_HINTS = {
     "parameter": "the weights differ before the step: initialisation or a checkpoint",
     "buffer": "a buffer differs before the step: is it persistent, is it in the checkpoint?",
     "optimizer state": "the optimizer's state differs before the step: was it restored?",
-    "master weights": "the optimizer's own copy differs: was it restored with the weights?",
+    "master weights": "a tensor that the optimizer holds and no module does, a copy of a weight or"
+    " a parameter by itself, differs: was it restored with the weights, and who else writes it?",
     "param_group option": "an option of the optimizer differs: its construction, or the position"
     " of the scheduler",
     "gradient scaler": "the scaler's state differs: was it restored?",
@@ -119,6 +134,14 @@ _GROUP_HINTS = {
     " initialisation, or the checkpoint",
 }
 """For a component of the state that differs as a whole."""
+
+
+_MOVED = {
+    "optimizer": "the optimizer goes through its parameters in another order: compare how its"
+    " groups are made; what it was restored with goes by that order",
+    "generator": "the runs draw random numbers in another order",
+}
+"""By phase or by kind, for what comes at another place of the step."""
 
 
 BY_MICROBATCHES = (
@@ -182,12 +205,13 @@ def hint(
             " timings, the number of warps"
         )
     if class_ == "state" and component is not None:
-        if component.endswith(OUTSIDE):
+        if component.endswith(OUTSIDE) and not component.startswith("training flag"):
             return (
                 "a module that is not the root (an averaged copy, a teacher) differs: its first"
                 " copy, its update or its checkpoint"
             )
-        return _SET_LATE if phase == "optimizer" else _STATE_HINTS.get(component)
+        own = _STATE_HINTS.get(component.removesuffix(OUTSIDE))
+        return _SET_LATE if phase == "optimizer" else own
     if class_ == "collective" and rung == "layer":
         return _REDUCED_OR_CHANGED
     if class_ == "computation" and rung == "layer" and kind in _AT_LAYER:
@@ -204,6 +228,11 @@ def _of_op(class_: str, op: str) -> str | None:
     return _OF_OTHER_FORM if is_other_form else _HINTS.get(class_)
 
 
+def of_moved(kind: str, phase: str) -> str:
+    """Return what to look at for an event that comes at another place of the step."""
+    return _MOVED.get(phase) or _MOVED.get(kind) or _HINTS["structure"]
+
+
 def _of_structure(op: str | None, kind: str, phase: str, *, has_line: bool) -> str:
     if op is not None and op.startswith(_COLLECTIVES):
         if phase != "backward":
@@ -213,6 +242,8 @@ def _of_structure(op: str | None, kind: str, phase: str, *, has_line: bool) -> s
         return _ADDED_TO
     if kind in ("local_gradient", "reduced_gradient"):
         return _TRAINED
+    if phase == "optimizer":
+        return _IN_OPTIMIZER
     return _OF_PASSES.get(phase, _HINTS["structure"])
 
 

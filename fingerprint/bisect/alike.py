@@ -13,8 +13,8 @@ from fpdiff.fingerprint.bisect.findings import Candidate
 
 MAX_NAMES = 16
 
-_OF_PARAMETERS = frozenset(("parameter", "master", "local_gradient", "reduced_gradient"))
-"""Kinds whose slot is a parameter's name, and no more than that."""
+_OF_TENSORS = frozenset(("parameter", "buffer", "master", "local_gradient", "reduced_gradient"))
+"""Kinds whose slot is the name of a parameter or a buffer, and no more than that."""
 
 _OF_MODULES = frozenset(("output", "gradient", "generator", "input"))
 """Kinds which, where no operator is known, are another thing in a module of another class."""
@@ -22,7 +22,7 @@ _OF_MODULES = frozenset(("output", "gradient", "generator", "input"))
 _OF_CALLS = frozenset(("result", "written"))
 """Kinds of which one call of an operator may have several, all of one cause."""
 
-_NAMED = _OF_PARAMETERS | {"buffer", "optimizer_state", "option", "scaler"}
+_NAMED = _OF_TENSORS | {"optimizer_state", "option", "scaler"}
 """Kinds of which a module may have several, told apart by their slots."""
 
 _CALL = ("phase", "module", "op", "call", "occurrence", "source")
@@ -83,7 +83,7 @@ def _sort(site: Site) -> Hashable:
     """Return a site without its module, the name of its parameter, its call and its tensor."""
     kind, slot = site["kind"], site["slot"]
     of_module = site["op"] is None and kind in _OF_MODULES
-    if kind in _OF_PARAMETERS or kind in _OF_CALLS:
+    if kind in _OF_TENSORS or kind in _OF_CALLS:
         slot = ""
     elif kind == "optimizer_state" and (held := _HELD.fullmatch(slot)):
         slot = held[1]

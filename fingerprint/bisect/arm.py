@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -326,3 +326,14 @@ def is_at_parameter(site: Site) -> bool:
 def is_collective(site: Site) -> bool:
     """Return whether a site belongs to a collective or a message."""
     return site["members"] is not None
+
+
+@cache
+def is_kind(*names: str) -> Callable[[Site], bool]:
+    """Return the test whether a site is of one of some kinds; the same function each time."""
+    return lambda site: bool(site["kind"] in names)
+
+
+def is_start(site: Site) -> bool:
+    """Return whether a site is of what a step starts from."""
+    return bool(site["phase"] == "init")

@@ -85,7 +85,7 @@ class Facts:
 def classify(site: Site, facts: Facts) -> Kind:
     """Classify an origin by the kind of its event and by what about it differs."""
     component = component_of(site)
-    if site["kind"] == "rewrite":
+    if site["kind"] == "rewrite" and not _is_of_parameter(site):
         return _rewritten(site, facts)
     if site["kind"] == "uninitialised" or facts.read_hole:
         return _unwritten(site)
@@ -134,6 +134,11 @@ _COPIES = frozenset(
     + ("parameter", "master", "optimizer_state", "buffer", "input")
 )
 """Kinds whose events are of a tensor that an op made: at rung op they repeat the op's digest."""
+
+
+def _is_of_parameter(site: Site) -> bool:
+    """Return whether a rewrite is of a module's own parameter, which torch has announced."""
+    return site["op"] is None and "." not in site["slot"]
 
 
 def _rewritten(site: Site, facts: Facts) -> Kind:
@@ -302,6 +307,8 @@ def described(site: Site) -> str:
         "generator": f"a random draw by {where(site)}",
         "rewrite": f"the overwritten {slot} of {where(site)}",
     }
+    if kind == "rewrite" and _is_of_parameter(site):
+        return f"parameter {_path(site)}, as the step wrote it before this call,"
     updated = f"{_COMPONENT.get(kind, kind)} {_path(site)}"
     if site["phase"] == "optimizer":
         updated += " after the optimizer's step"

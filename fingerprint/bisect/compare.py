@@ -236,6 +236,10 @@ def _effects(tiers: Collection[RankTier], *, diverged: bool) -> Effects:
     unsure = [tier for tier in tiers if tier.is_unsure_of_parameters()][:_LOOKED_AT_RANKS]
     found = (tier.first_with_other_parameters() for tier in (*certain, *unsure))
     parameters = min((step for step in found if step is not None), default=None)
+    if parameters is None:  # What is trained may be no module's.
+        among = [tier for tier in tiers if tier.first_with("any") is not None][:_LOOKED_AT_RANKS]
+        masters = (tier.first_with_other_masters() for tier in among)
+        parameters = min((step for step in masters if step is not None), default=None)
     return Effects(loss=first("loss"), parameters=parameters, healed=healed)
 
 

@@ -17,6 +17,7 @@ from fpdiff.fingerprint.bisect.arm import (
     is_batch,
     is_collective,
     is_frozen,
+    is_kind,
     is_outside,
 )
 from fpdiff.fingerprint.bisect.classify import (
@@ -29,12 +30,14 @@ from fpdiff.fingerprint.bisect.classify import (
     moved,
     of_microbatches,
     of_other_root,
+    op_of,
 )
 from fpdiff.fingerprint.bisect.findings import Candidate, RankFindings
-from fpdiff.fingerprint.bisect.origins import find_origins, is_kind
+from fpdiff.fingerprint.bisect.origins import find_origins
 from fpdiff.fingerprint.bisect.preflight import OP_RUNGS
 from fpdiff.fingerprint.bisect.reach import MAX_EVENTS, Consequences
 from fpdiff.fingerprint.bisect.shift import describe_shift
+from fpdiff.fingerprint.bisect.switches import CHOOSES, holds
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, OriginGroup
 from fpdiff.store.schema import digest_text
 
@@ -178,7 +181,7 @@ class Describer:
                 *self._cause(candidate),
                 *self._trained(site),
                 *_kernels(a, b),
-                *self._evidence(kind, candidate.row),
+                *self._evidence(kind, site, candidate.row),
             ],
             count=candidate.count,
             reaches=self._reaches(candidate.row),
@@ -198,9 +201,13 @@ class Describer:
             return advice.OF_MICROBATCHES
         if candidate.root_in_b is not None:
             return advice.OF_ROOTS
+        if candidate.moved:
+            return advice.of_moved(site["kind"], site["phase"])
+        if self._is_elsewhere(candidate.row, site):
+            return advice.ELSEWHERE
         candidates = self._found.candidates
         has_more = any(c.microbatches is not None for c in candidates)
-        if has_more and site["kind"] in ("loss", "arguments"):
+        if has_more and (site["kind"] == "loss" or _is_scaling(site)):
             return advice.BY_MICROBATCHES
         is_size = site["kind"] == "arguments" or (kind.class_ == "metadata" and not is_batch(site))
         if is_size and any(self._is_batch_of_other_shape(c.row) for c in candidates):
@@ -219,6 +226,16 @@ class Describer:
             rehashed=self._rehashed,
             on_cpu=self._found.tier.on_both(advice.is_on_cpu),
         )
+
+    def _is_elsewhere(self, row: int, site: Site) -> bool:
+        """Return whether a parameter's gradient is one run's here, and the other's elsewhere."""
+        if site["kind"] != "local_gradient" or self._aligned.paired[row]:
+            return False
+        own, _ = self._aligned.arm_of(row)
+        other = self._aligned.b if own is self._aligned.a else self._aligned.a
+        place = ("kind", "module", "slot")
+        sites = (other.sites.rows[n] for n in np.unique(other.site).tolist())
+        return any(all(peer[name] == site[name] for name in place) for peer in sites)
 
     def _is_batch_of_other_shape(self, row: int) -> bool:
         differs = self._aligned.paired[row] and not self._aligned.described_alike[row]
@@ -291,7 +308,7 @@ class Describer:
             read_hole=any(s["kind"] == "uninitialised" for s in self._read_by_name(row)),
             exact=bool(named := self._read_by_name(row)) and all(s["op"] for s in named),
             generators=self._drawn_from() if self._rung == "step" else [],
-            environment=self._environment,
+            environment=self._environment_of(site),
             reduction=self._reduction(row, site),
         )
 
@@ -326,8 +343,33 @@ class Describer:
             found = [
                 [aligned.site(r) for r in o.tolist()] if all(map(len, own)) else [] for o in own
             ]
+            if all(found) and all(site["kind"] == "option" for site in chain(*found)):
+                return dict(zip(("A", "B"), self._groups_read(own), strict=True))
         names = _named_apart(found)
         return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
+
+    def _groups_read(self, rows: tuple[Ints, Ints]) -> list[str]:
+        """Name the options that an update read in each run, and values in which they differ."""
+        sides: list[dict[str, tuple[bytes, float | None]]] = []
+        groups = []
+        both = (self._aligned.a, self._aligned.index_a), (self._aligned.b, self._aligned.index_b)
+        for (arm, index), own in zip(both, rows, strict=True):
+            at = index[own].tolist()
+            slots = [arm.site_of(i)["slot"] for i in at]
+            groups.append(_listed(sorted({slot.rpartition(".")[0] for slot in slots})))
+            values = arm.table["value"].take(at).to_pylist()
+            sides.append(
+                {
+                    slot.rpartition(".")[2]: (arm.digest[i].tobytes(), value)
+                    for slot, i, value in zip(slots, at, values, strict=True)
+                }
+            )
+        differ = [n for n in sides[0] if n in sides[1] and sides[0][n][0] != sides[1][n][0]]
+        return [
+            f"the options of {group}"
+            + (f" ({_listed([_valued(n, side[n][1]) for n in differ])})" if differ else "")
+            for group, side in zip(groups, sides, strict=True)
+        ]
 
     def _reduction(self, row: int, site: Site) -> Reduction | None:
         if len(self._group) < 2 or site["kind"] != "reduced_gradient":
@@ -451,7 +493,26 @@ class Describer:
                 return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
         return None
 
-    def _evidence(self, kind: Kind, row: int) -> list[str]:
+    def _tied(self, site: Site, row: int) -> str | None:
+        """Say which parameter of both runs holds the bits of one that only one run has."""
+        aligned = self._aligned
+        if aligned.paired[row]:
+            return None
+        own, index = aligned.arm_of(row)
+        run, other = ("A", "B") if own is aligned.a else ("B", "A")
+        for peer in np.flatnonzero(aligned.equal & aligned.having(is_kind(site["kind"]))).tolist():
+            at = int((aligned.index_a if own is aligned.a else aligned.index_b)[peer])
+            there = own.site_of(at)
+            if there["phase"] == "init" and own.content_of(at) == own.content_of(index):
+                name = f"{there['module']}.{there['slot']}".lstrip(".")
+                return f"it holds the bits of {name} in {run}: is it tied to that in {other}?"
+        return None
+
+    def _environment_of(self, site: Site) -> list[EnvironmentDifference]:
+        """Return what differed where a site's events were made."""
+        return [d for d in self._environment if holds(d, self._found.step, site["phase"])]
+
+    def _evidence(self, kind: Kind, site: Site, row: int) -> list[str]:
         """Return what bears on all of a rank's origins of a class; said of the first of them."""
         if kind.class_ in self._evidence_given:
             return []
@@ -467,8 +528,17 @@ class Describer:
                 f"generator {name} differs already at the start of step {found.step}"
                 for name in self._generators
             ]
+        environment = self._environment_of(site)
         if kind.class_ == "environment":
-            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in self._environment]
+            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in environment]
+        if kind.class_ == "structure" and site["op"] is not None:
+            evidence += [
+                f"{d.key}, which may decide what operators are called: A {d.a}, B {d.b}"
+                for d in environment
+                if d.key in CHOOSES
+            ]
+        if kind.component == "parameter" and (tied := self._tied(site, row)):
+            evidence.append(tied)
         if kind.class_ == "state" and (since := self._since(row)):
             evidence += since + self._collectives_beside()
         if found.evaluation and kind.class_ in ("rng", "state"):
@@ -490,6 +560,16 @@ class Describer:
 
 def _is_left_by_reduction(site: Site) -> bool:
     return bool(site["kind"] == "received" and "reduce" in site["op"])
+
+
+def _valued(name: str, value: float | None) -> str:
+    return name if value is None else f"{name} {value:.9g}"
+
+
+def _is_scaling(site: Site) -> bool:
+    """Return whether a site is of what an op divides or multiplies by."""
+    name = op_of(site).rstrip("_")
+    return site["kind"] == "arguments" and name in ("aten.div", "aten.mul")
 
 
 def _side(arm: Arm, index: int) -> dict[str, Any] | None:

@@ -6,14 +6,21 @@ from sys import intern
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_batch, is_collective, is_outside
+from fpdiff.fingerprint.bisect.arm import (
+    Flags,
+    Ints,
+    Site,
+    is_batch,
+    is_collective,
+    is_kind,
+    is_outside,
+)
 from fpdiff.fingerprint.bisect.classify import OUTSIDE, component_of, is_set_late
 from fpdiff.fingerprint.bisect.meetings import Meeting, meeting_of
 from fpdiff.fingerprint.bisect.origins import (
     Findings,
     blocks,
     find_origins,
-    is_kind,
     sides,
 )
 from fpdiff.fingerprint.bisect.reach import ancestors
@@ -269,7 +276,20 @@ def _candidates(aligned: Aligned, findings: Findings) -> list[Candidate]:
         for rows, counts, moved in parts
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True)
     ]
-    return sorted(found, key=lambda c: (c.row, not c.moved))
+    return _in_order(aligned, found)
+
+
+def _in_order(aligned: Aligned, candidates: list[Candidate]) -> list[Candidate]:
+    """Return candidates in program order, but for the order in which an optimizer works, the last.
+
+    Parameters in another group of it are gone through in another order.
+    """
+
+    def place(candidate: Candidate) -> tuple[bool, int, bool]:
+        is_order = candidate.moved and _is_of_optimizer(aligned.site(candidate.row))
+        return is_order, candidate.row, not candidate.moved
+
+    return sorted(candidates, key=place)
 
 
 def _around_collectives(aligned: Aligned, side: Ints, counted: Flags, fold: Ints) -> dict[int, int]:
@@ -320,7 +340,7 @@ def _batch_first(
             batch, 1, False, False, None, _begin(aligned, batch), int(np.flatnonzero(among)[0])
         )
         others = [c for c in candidates if c not in prepared]
-        candidates = sorted([found, *others], key=lambda c: (c.row, not c.moved))
+        candidates = _in_order(aligned, [found, *others])
     return candidates
 
 

@@ -1,8 +1,7 @@
 """Which mismatched events no mismatched event explains."""
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -13,10 +12,15 @@ from fpdiff.fingerprint.bisect.arm import (
     Site,
     is_at_parameter,
     is_batch,
-    is_frozen,
+    is_kind,
     is_outside,
+    is_start,
 )
-from fpdiff.fingerprint.bisect.follows import follows_other_call, follows_other_draw
+from fpdiff.fingerprint.bisect.following import (
+    by_other_options,
+    by_other_training,
+    what_follows,
+)
 
 
 @dataclass(frozen=True)
@@ -70,17 +74,14 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     remade, remade_otherwise = _remade(aligned, mismatched)
     mismatched &= ~remade
     mismatched &= ~_met_elsewhere(aligned, mismatched)
+    mismatched &= ~_listened_elsewhere(aligned, mismatched)
     idle = _idle(aligned, mismatched, used)
     mismatched &= ~idle
     led_on = _led_on(aligned, evaluations, mismatched)
     mismatched |= led_on
     evaluations &= ~led_on
-    follows = _makes_state(aligned, mismatched) | _in_other_mode(aligned, mismatched)
-    is_frozen_otherwise = bool((mismatched & aligned.having(is_frozen)).any())
-    if is_frozen_otherwise:
-        follows |= _trained_otherwise(aligned, mismatched)
+    follows = what_follows(aligned, mismatched)
     late, reads_late = _made_later(aligned, mismatched)
-    follows |= follows_other_draw(aligned, mismatched) | follows_other_call(aligned, mismatched)
     follows = mismatched & (follows | remade_otherwise | reads_late)
     origin = mismatched & ~follows & ~_read_by(aligned, mismatched)
     # What follows from the state explains none of it, though state may be listed after it was made.
@@ -89,7 +90,9 @@ def find_origins(aligned: Aligned, used: Flags | None = None) -> Findings:
     origins = np.flatnonzero(origin)
     anywhere = quiet | aligned.having(is_evaluation) | aligned.having(is_outside)
     anywhere |= aligned.having(_is_noted_anywhere)
-    if is_frozen_otherwise:  # Fewer updates go before others.
+    if by_other_options(aligned, mismatched).any():
+        anywhere |= aligned.having(_is_of_optimizers_step)
+    if by_other_training(aligned, mismatched).any():  # Fewer updates go before others.
         anywhere |= aligned.having(_is_of_update)
     moved = aligned.moved(~anywhere & ~aligned.having(is_at_parameter))
     moved = np.union1d(moved, np.flatnonzero(late))
@@ -115,12 +118,6 @@ def is_evaluation(site: Site) -> bool:
     return bool(site["phase"] == "eval")
 
 
-@cache
-def is_kind(*names: str) -> Callable[[Site], bool]:
-    """Return the test whether a site is of one of some kinds; the same function each time."""
-    return lambda site: bool(site["kind"] in names)
-
-
 def _is_met(site: Site) -> bool:
     """Return whether a site is of a tensor that no event made, and that is no root's argument."""
     return site["kind"] == "input" and not is_batch(site)
@@ -139,24 +136,8 @@ def _is_noted_anywhere(site: Site) -> bool:
     return bool(site["phase"] == "init" or site["kind"] == "received" or is_batch(site))
 
 
-def is_start(site: Site) -> bool:
-    """Return whether a site is of what a step starts from."""
-    return bool(site["phase"] == "init")
-
-
-def _is_mode(site: Site) -> bool:
-    """Return whether a site is of a module's mode, which its ops follow."""
-    return bool(site["kind"] == "training_flag" and site["slot"] == "training")
-
-
-def _is_updated(site: Site) -> bool:
-    """Return whether a site is of what an optimizer made of a parameter, or holds for it."""
-    return bool(site["kind"] in ("parameter", "optimizer_state") and site["phase"] == "optimizer")
-
-
-def _is_of_lists(site: Site) -> bool:
-    """Return whether a site is of an operator of an optimizer that is no one parameter's."""
-    return bool(site["op"] is not None and site["phase"] == "optimizer" and not site["module"])
+def _is_of_optimizers_step(site: Site) -> bool:
+    return bool(site["phase"] == "optimizer")
 
 
 def _is_of_update(site: Site) -> bool:
@@ -170,14 +151,6 @@ def _is_of_call(site: Site) -> bool:
 def _is_own_tensor(site: Site) -> bool:
     """Return whether a site is of a module's parameter or buffer, at the start of a step."""
     return bool(site["phase"] == "init" and site["kind"] in ("parameter", "buffer"))
-
-
-def _is_of_optimizer(site: Site) -> bool:
-    return bool(site["op"] is not None and site["phase"] == "optimizer")
-
-
-def _is_of_training(site: Site) -> bool:
-    return bool(site["phase"] in ("forward", "recompute"))
 
 
 def _is_pass(site: Site) -> bool:
@@ -309,53 +282,6 @@ def _idle(aligned: Aligned, mismatched: Flags, used: Flags | None) -> Flags:
     return idle & ~made
 
 
-def _makes_state(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return the ops of an optimizer in only one run, where only one had a state to start from.
-
-    The other makes it anew: that is what follows from it.
-    """
-    lacking = mismatched & ~aligned.paired & aligned.having(is_kind("optimizer_state"))
-    if not (lacking & aligned.having(is_start)).any():
-        return np.zeros(len(aligned), bool)
-    return ~aligned.paired & aligned.having(_is_of_optimizer)
-
-
-def _in_other_mode(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return what modules drew, and did and told their ops in one run, where their flags differ.
-
-    It follows from the training flag, which the program reads and no op does.
-    """
-    result: Flags = np.zeros(len(aligned), bool)
-    flags = mismatched & aligned.having(_is_mode)
-    modules = {aligned.site(row)["module"] for row in np.flatnonzero(flags).tolist()}
-    if not modules:
-        return result
-    told = ~aligned.paired | aligned.having(is_kind("generator", "arguments"))
-    for row in np.flatnonzero(mismatched & told & aligned.having(_is_of_training)).tolist():
-        result[row] = aligned.site(row)["module"] in modules
-    return result
-
-
-def _trained_otherwise(aligned: Aligned, mismatched: Flags) -> Flags:
-    """Return what one run alone computes to train parameters, where other ones are frozen in it.
-
-    It follows from requires_grad, which autograd reads and no op does: gradients, on the way to
-    them too, what the optimizer does with them and what it keeps from then on. Its operators on
-    lists of tensors get other lists.
-    """
-    told = ~aligned.paired | aligned.having(is_kind("arguments")) | aligned.having(_is_of_lists)
-    kept = aligned.having(is_start) & aligned.having(is_kind("optimizer_state"))
-    result: Flags = told & (kept | aligned.having(_is_of_update))
-    gradients = ~aligned.paired & aligned.having(is_kind("local_gradient", "reduced_gradient"))
-    sites = map(aligned.site, np.flatnonzero(gradients).tolist())
-    trained = {(site["module"], site["slot"].removeprefix("grad.")) for site in sites}
-    for row in np.flatnonzero(mismatched & aligned.having(_is_updated)).tolist():
-        site = aligned.site(row)
-        if (site["module"], site["slot"].split(".")[0]) in trained:
-            result[row] = True  # In the other run it is what the step began with.
-    return result
-
-
 def _remade(aligned: Aligned, mismatched: Flags) -> tuple[Flags, Flags]:
     """Return the calls in which a resumed run alone made a tensor of what both start from.
 
@@ -440,6 +366,24 @@ def _met_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
         own, index = aligned.arm_of(row)
         other = aligned.a if own is aligned.b else aligned.b
         result[row] = other.has(np.arange(len(other)), own, index)
+    return result
+
+
+def _listened_elsewhere(aligned: Aligned, mismatched: Flags) -> Flags:
+    """Return the gradients of outputs that are under another module in the other arm, and equal.
+
+    A gradient is recorded under the module whose backward computed it, of which a pass within a
+    recomputation knows less.
+    """
+    rows = np.flatnonzero(mismatched & ~aligned.paired & aligned.having(is_kind("gradient")))
+    found: tuple[dict[Hashable, list[int]], ...] = ({}, {})
+    for row in rows.tolist():
+        own, index = aligned.arm_of(row)
+        place = own.site_of(index)["slot"], own.content_of(index)
+        found[own is aligned.b].setdefault(place, []).append(row)
+    result: Flags = np.zeros(len(aligned), bool)
+    for both in found[0].keys() & found[1].keys():
+        result[found[0][both] + found[1][both]] = True
     return result
 
 

@@ -5,11 +5,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from fpdiff.fingerprint.bisect.switches import Difference, differences
 from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference
 from fpdiff.fingerprint.bisect.wording import ranks_text
 from fpdiff.store.errors import CompareError
 from fpdiff.store.files import attempts
-from fpdiff.store.run import Run
+from fpdiff.store.run import RankRecord, Run
 
 RUNGS = ("step", "layer", "op", "kernel")
 
@@ -19,6 +20,9 @@ OP_RUNGS = RUNGS[2:]
 _DECIDES = "decides."
 _UNREMARKABLE = {"argv", "pid", "executable", "local_rank", "node_rank"}
 """Entries that differ between any two launches, or that the command says already."""
+
+_ADDED = {"decides.fp32_precision", "decides.sdpa_backends"}
+"""Entries that runs of before, or with an older torch, do not have."""
 
 
 @dataclass(frozen=True)
@@ -192,34 +196,44 @@ def _undescribed(label: str, run: Run, ranks: list[int]) -> list[str]:
 
 
 def _environment(a: Run, b: Run, ranks: list[int]) -> list[EnvironmentDifference]:
-    found: dict[tuple[str, str, str], list[int]] = {}
-    values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    found: dict[tuple[str, str], list[int]] = {}
+    values: dict[tuple[str, str], Difference] = {}
     for rank in ranks:
-        first, second = (run.ranks[rank].environment for run in (a, b))
-        if not first or not second:
+        first, second = (run.ranks[rank] for run in (a, b))
+        if not first.environment or not second.environment:
             continue
-        for key in sorted(first.keys() | second.keys()):
-            pair = first.get(key), second.get(key)
-            if pair[0] != pair[1] and key not in _UNREMARKABLE:
-                place = (key, json.dumps(pair[0]), json.dumps(pair[1]))
+        for key in _comparable(first, second):
+            for difference in differences(first, second, key):
+                place = (key, json.dumps(difference))
                 found.setdefault(place, []).append(rank)
-                values[place] = pair
+                values[place] = difference
     for key in ("command", "cwd", "git_commit"):
         if a.info.get(key) != b.info.get(key):
-            place = (key, "", "")
-            found[place] = list(ranks)
-            values[place] = (a.info.get(key), b.info.get(key))
-    differences = [
+            found[key, ""] = list(ranks)
+            values[key, ""] = Difference(a.info.get(key), b.info.get(key))
+    listed = [
         EnvironmentDifference(
             key=place[0].removeprefix(_DECIDES),
-            a=values[place][0],
-            b=values[place][1],
+            a=values[place].a,
+            b=values[place].b,
             ranks=on,
             decides=place[0].startswith(_DECIDES),
+            since=values[place].since,
+            until=values[place].until,
+            phases=list(values[place].phases),
         )
         for place, on in found.items()
     ]
-    return sorted(differences, key=lambda d: (not d.decides, d.key, d.ranks))
+    return sorted(listed, key=lambda d: (not d.decides, d.key, d.ranks, d.since or 0))
+
+
+def _comparable(a: RankRecord, b: RankRecord) -> list[str]:
+    """Return the entries that may differ on a rank; what only a newer fpdiff noted is none."""
+    in_either = a.environment.keys() | b.environment.keys()
+    in_both = a.environment.keys() & b.environment.keys()
+    switched = {str(note["key"]) for note in (*a.switched, *b.switched)}
+    differ = {key for key in in_either if a.environment.get(key) != b.environment.get(key)}
+    return sorted((differ | switched) - _UNREMARKABLE - (_ADDED - in_both))
 
 
 def _blind_spots(a: Run, b: Run, ranks: list[int]) -> list[dict[str, Any]]:

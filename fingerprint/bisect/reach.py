@@ -5,8 +5,7 @@ from collections import deque
 import numpy as np
 
 from fpdiff.fingerprint.bisect.align import Aligned
-from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site
-from fpdiff.fingerprint.bisect.origins import is_kind
+from fpdiff.fingerprint.bisect.arm import Flags, Ints, Site, is_kind
 
 MAX_EVENTS = 200_000
 """In a step with more mismatched events no way is looked for."""

@@ -17,15 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fpdiff.fingerprint.bisect.align import Aligned, align
-from fpdiff.fingerprint.bisect.arm import Arm, Flags, Ints, Keys, Site, Sites, digest_words
+from fpdiff.fingerprint.bisect.arm import (
+    Arm,
+    Flags,
+    Ints,
+    Keys,
+    Site,
+    Sites,
+    digest_words,
+    is_kind,
+    is_start,
+)
 from fpdiff.fingerprint.bisect.differences import StepDifference, StepDifferences
 from fpdiff.fingerprint.bisect.lens import Lens
 from fpdiff.fingerprint.bisect.origins import (
     beyond_the_end,
     find_origins,
     is_generator,
-    is_kind,
-    is_start,
     listed_again,
 )
 from fpdiff.store.events import EventRows, one_piece
@@ -212,8 +220,26 @@ class RankTier:
         place = bisect_left(unsure, 1, key=self._has_other_parameters)
         return unsure[place] if place < len(unsure) else certain
 
-    def _has_other_parameters(self, step: int) -> bool:
-        found = _other_parameters(self.aligned(step))
+    def first_with_other_masters(self) -> int | None:
+        """Return the first step in which a tensor differs that the optimizer holds and no module.
+
+        Step rows do not tell; one that differs once is taken to differ from then on.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        steps = self.differences.having("any").tolist()
+        if not steps or not self.sites_having("master"):
+            return None
+        if not self._has_other_parameters(steps[-1], "master"):
+            return None
+        return int(steps[bisect_left(steps, 1, key=self._has_other_masters)])
+
+    def _has_other_masters(self, step: int) -> bool:
+        return self._has_other_parameters(step, "master")
+
+    def _has_other_parameters(self, step: int, kind: str = "parameter") -> bool:
+        found = _other_parameters(self.aligned(step), kind)
         self.release()
         return found
 
@@ -445,13 +471,13 @@ def _words(column: pa.Array) -> tuple[npt.NDArray[np.uint64], Flags]:
     return digest_words(column), valid
 
 
-def _other_parameters(aligned: Aligned) -> bool:
-    """Return whether some parameter differs.
+def _other_parameters(aligned: Aligned, kind: str = "parameter") -> bool:
+    """Return whether some parameter differs, or some tensor of another kind.
 
     Where only one run's optimizer updated it, it being another rank's share say, the next step's
     start tells.
     """
-    differs = ~aligned.equal & aligned.having(is_kind("parameter")) & ~listed_again(aligned)
+    differs = ~aligned.equal & aligned.having(is_kind(kind)) & ~listed_again(aligned)
     return bool((differs & (aligned.paired | aligned.having(is_start))).any())
 
 

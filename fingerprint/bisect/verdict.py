@@ -165,13 +165,27 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentDifference:
-    """An entry of the environment that differs; `decides` if it can change a result."""
+    """An entry of the environment that differs; `decides` if it can change a result.
+
+    Attributes:
+        key: its name.
+        a: its value in A, and `b` in B.
+        b: see `a`.
+        ranks: on which ranks.
+        decides: it can change the result of a kernel.
+        since: first step in which it differs so; None from the beginning.
+        until: last step in which it does; None up to the end.
+        phases: in which phases of these steps; all if empty.
+    """
 
     key: str
     a: Any
     b: Any
     ranks: list[int]
     decides: bool
+    since: int | None = None
+    until: int | None = None
+    phases: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,6 +222,12 @@ def shape_of(tensor: torch.Tensor) -> torch.Size | tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
 
 
+def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that a sparse one lies in, by their names; none of any other tensor."""
+    names = _SPARSE_PARTS.get(tensor.layout, ())
+    return [(name.lstrip("_"), getattr(tensor, name)()) for name in names]
+
+
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.is_nested and tensor.layout is torch.strided:
         plain = tensor.detach()
@@ -244,7 +250,7 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         # A distributed tensor lists its device mesh among them.
         yield from (part for part in parts if isinstance(part, torch.Tensor))
     elif tensor.layout in _SPARSE_PARTS:
-        yield from (getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout])
+        yield from (part for _, part in sparse_parts(tensor))
     elif tensor.is_quantized:
         yield tensor.int_repr()
         yield from _quantizer(tensor)

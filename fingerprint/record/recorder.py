@@ -17,6 +17,7 @@ from fpdiff.fingerprint.record.events.opevents import OpEvents
 from fpdiff.fingerprint.record.events.stepevents import StepEvents
 from fpdiff.fingerprint.record.generators import torch_state
 from fpdiff.fingerprint.record.job import environment, process, runfolder
+from fpdiff.fingerprint.record.job.switches import TOO_MANY, Switches
 from fpdiff.fingerprint.record.modules.names import Names
 from fpdiff.fingerprint.record.modules.nodes import Nodes
 from fpdiff.fingerprint.record.modules.scopes import Scope, ScopeStack
@@ -59,6 +60,7 @@ class Recorder:
         self.generator_seq = -1  # of the last event that said what a module drew from
         self.rank = 0
         self.optimizer = RunningOptimizer(self.state.step_settings)
+        self.switches = Switches()
         # Seqs of the open step's events, for the edges of later ones:
         self.root_outputs: list[int] = []
         self.consumers: dict[int, list[Scope]] = {}  # of an output, the calls it was given to
@@ -233,9 +235,12 @@ class Recorder:
 
     def _write_info(self, *, finished: bool = False) -> None:
         assert self._writer is not None
+        if self.switches.num_lost:
+            self.blind_spots[TOO_MANY] = self.switches.num_lost
         info: dict[str, Any] = {
             "rank": self.rank,
             "environment": self._environment,
+            "switched": self.switches.notes(self._environment),
             "settings": self.settings.to_dict(),
             "blind_spots": dict(self.blind_spots),
             "finished": finished,
@@ -271,6 +276,8 @@ class Recorder:
             # By now the program has set its threads and process groups up, and not yet torn down.
             self._has_stepped = True
             self._environment = environment.describe()
+            self._write_info()
+        elif self.switches.has_news:
             self._write_info()
         self.boundary_due = not self._explicit_steps
 

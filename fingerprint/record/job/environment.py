@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fpdiff.fingerprint.record.job import switches
+
 _VARIABLE_PREFIXES = (
     "ATEN_",
     "CUBLAS",
@@ -73,8 +75,8 @@ _LIBRARIES = (
 
 def describe() -> dict[str, Any]:
     """Return this process's environment as flat JSON-ready data."""
-    found = dict(_deciding())
-    described: dict[str, Any] = {f"decides.{key}": found[key] for key in sorted(found)}
+    found = {f"decides.{key}": value for key, value in _deciding()} | switches.describe()
+    described: dict[str, Any] = {key: found[key] for key in sorted(found)}
     described.update(
         hostname=socket.gethostname(),
         pid=os.getpid(),
@@ -95,12 +97,7 @@ def _deciding() -> Iterator[tuple[str, Any]]:
     yield "machine", platform.machine()
     yield "cpu", _cpu_model()
     yield "cpu_capability", torch.backends.cpu.get_cpu_capability()
-    yield "threads", torch.get_num_threads()
     yield "interop_threads", torch.get_num_interop_threads()
-    yield "deterministic_algorithms", torch.are_deterministic_algorithms_enabled()
-    yield "float32_matmul_precision", torch.get_float32_matmul_precision()
-    yield "default_dtype", str(torch.get_default_dtype())
-    yield "mkldnn", bool(torch.backends.mkldnn.enabled)
     yield "flush_denormal", sys.float_info.min / 2 == 0
     yield "devices", _devices()
     yield from _cuda_flags()
@@ -117,14 +114,23 @@ def _deciding() -> Iterator[tuple[str, Any]]:
 def _cuda_flags() -> Iterator[tuple[str, Any]]:
     if torch.version.cuda is None and torch.version.hip is None:
         return
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     yield "cuda", torch.version.cuda or torch.version.hip
     yield "cudnn", cudnn.version()
     yield "cudnn_deterministic", cudnn.deterministic
     yield "cudnn_benchmark", cudnn.benchmark
-    yield "cudnn_allow_tf32", cudnn.allow_tf32
-    yield "matmul_allow_tf32", matmul.allow_tf32
+    yield "cudnn_allow_tf32", _old_flag(cudnn, "allow_tf32")
+    matmul = torch.backends.cuda.matmul
+    yield "matmul_allow_tf32", _old_flag(matmul, "allow_tf32")
     yield "matmul_reduced_precision", matmul.allow_bf16_reduced_precision_reduction
+
+
+def _old_flag(backend: Any, name: str) -> Any:
+    """Return a flag, None where torch refuses: the program has set it by its newer name."""
+    try:
+        return getattr(backend, name)
+    except RuntimeError:
+        return None
 
 
 def _devices() -> list[str]:

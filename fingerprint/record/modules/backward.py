@@ -74,6 +74,7 @@ class GradientHooks:
             return
         if not recorder.touch():
             return
+        recorder.switches.look("backward", "", recorder.step)
         self.microbatch = recorder.events.microbatch
         self.follow_parameters()
         recorder.backward_first_seq = recorder.events.next_seq()  # Every gradient reads the loss.
@@ -106,7 +107,8 @@ class GradientHooks:
             reads: dict[str, Any] = {"reads": [producer]}
         elif recorder.layers and 0 < len(recorder.root_outputs) <= MAX_READS:
             scalers = recorder.state.step_settings.scaler_seqs
-            reads = {"reads": sorted({*recorder.root_outputs, *scalers})}
+            alone = recorder.state.trained_alone[:MAX_READS]
+            reads = {"reads": sorted({*recorder.root_outputs, *scalers, *alone})}
         else:
             reads = {"span": recorder.events.num_step_events()}
         point = Point("forward", "loss", "", "", 0, f"loss.{index}")

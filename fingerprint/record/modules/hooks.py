@@ -130,6 +130,8 @@ class ModuleHooks:
             phase, microbatch = "forward", self._next_microbatch(module)
         else:
             phase, microbatch = "eval", recorder.events.microbatch
+        if parent is None:
+            recorder.switches.look(phase, path, recorder.step)
         place = (phase, path, microbatch)
         call = recorder.calls[place]
         recorder.calls[place] = call + 1

@@ -21,6 +21,7 @@ from fpdiff.fingerprint.digest.host import (
     look,
     memory_range,
     shape_of,
+    sparse_parts,
 )
 from fpdiff.fingerprint.record.events.prelude import FIRST, place_of
 from fpdiff.fingerprint.record.events.sitetable import Point
@@ -297,7 +298,11 @@ class OpRecorder:
     def read(self, call: Call, slot: str, index: int | None, tensor: torch.Tensor) -> None:
         """Note what a tensor that an op reads comes from; record it if no event is known of it."""
         view = look(tensor)
-        if view is None or not view.extent_bytes:
+        if view is None:
+            for name, part in sparse_parts(tensor):
+                self.read(call, f"{slot}.{name}", index, part)
+            return
+        if not view.extent_bytes:
             return
         recorder = self.recorder
         first = FIRST if recorder.between_steps else 0
@@ -425,7 +430,11 @@ class OpRecorder:
         seq = self.emit(call, point, digest, tensor, call.reads_of(element))
         if call.mark:
             self.recorder.events.device_kernels.note(call, seq)
-        if view is not None and view.extent_bytes:
+        if view is None:
+            for _, part in sparse_parts(tensor):
+                if (own := look(part)) is not None and own.extent_bytes:
+                    self.writers.put(own, seq)
+        elif view.extent_bytes:
             self.writers.put(view, seq, digest)
         return True
 

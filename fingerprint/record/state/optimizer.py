@@ -47,6 +47,7 @@ class OptimizerHooks:
             with recorder.events.together():
                 self._record_gradients(optimizer)
         if recorder.continues() and not (closes and recorder.boundary_due):
+            recorder.switches.look("optimizer", "", recorder.step)
             recorder.state.step_settings.record_changed_options(optimizer)
 
     @observing

@@ -35,6 +35,8 @@ class StateRecorder:
         self.step_settings = StepSettings(recorder, self.discovery)
         self.module_reads: dict[str, list[int]] = {}
         self.parameter_seqs: dict[int, int] = {}
+        # Of what an optimizer trains and no module holds (a temperature): a loss may read it.
+        self.trained_alone: list[int] = []
         self._held_seqs: dict[int, list[int]] = {}
         self._recorded: IdentityTable[bool] = IdentityTable()  # roots, in this step
         self._called: IdentityTable[int] = IdentityTable()  # the last step of a root
@@ -54,6 +56,7 @@ class StateRecorder:
         self.step_settings.clear()
         self.module_reads.clear()
         self.parameter_seqs.clear()
+        self.trained_alone.clear()
         self._held_seqs.clear()
         self._masters.clear()  # They are named by their place among others.
         self._recorded.clear()
@@ -256,6 +259,8 @@ class StateRecorder:
                     seq = self.recorder.events.emit_tensor(place.begun, parameter)
                     if seq is not None:
                         self.parameter_seqs[id(parameter)] = seq
+                        if parameter.requires_grad:
+                            self.trained_alone.append(seq)
 
     def _record_held(self, optimizer: torch.optim.Optimizer) -> None:
         """Emit what the optimizer keeps for each parameter (moments, step counts)."""
