@@ -149,8 +149,8 @@ def _of_other_graphs(aligned: Aligned, mismatched: Flags) -> Flags:
     """Return what follows in the backward from ops that only one run called.
 
     Autograd calls what the forward's ops ask for: those of modules of whose forward too one run
-    alone has some. Among other ops in the backward of a module, which are the same ones is uncertain, and
-    so is whose scalars differ.
+    alone has some. Among other ops in the backward of a module, which are the same ones is
+    uncertain, and so is whose scalars differ.
     """
     alone = mismatched & ~aligned.paired
     backward = alone & aligned.having(_is_op_of_backward)
