@@ -24,7 +24,8 @@ raytasks      the same as tasks of a Ray cluster
 attribute     which findings are origins and which were received from other ranks
 senders       ranks whose differences count on other ranks alone
 classify      what kind of difference an origin is
-describe      an origin in full, with the evidence
+describe      an origin in full
+evidence      what else was seen that bears on it
 alike         which origins one cause may have made
 shift         the same batch at another step
 metrics       the loss and the logged numbers that differ

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fpdiff.fingerprint.bisect import advice
+from fpdiff.fingerprint.bisect import advice, evidence
 from fpdiff.fingerprint.bisect.align import Aligned
 from fpdiff.fingerprint.bisect.alike import MAX_NAMES, Sorts, grouped, names_of, patterns
 from fpdiff.fingerprint.bisect.arm import (
@@ -16,9 +16,7 @@ from fpdiff.fingerprint.bisect.arm import (
     Site,
     is_batch,
     is_collective,
-    is_frozen,
     is_kind,
-    is_outside,
 )
 from fpdiff.fingerprint.bisect.classify import (
     Facts,
@@ -42,7 +40,6 @@ from fpdiff.fingerprint.bisect.verdict import EnvironmentDifference, Origin, Ori
 from fpdiff.store.schema import digest_text
 
 MAX_INPUTS = 16
-_MAX_NAMES = 3
 _TENSORS = ("parameter", "buffer", "master weights")
 """Components of the state that something may write between two steps."""
 
@@ -179,7 +176,7 @@ class Describer:
             hint=self._hint(candidate, site, kind),
             evidence=[
                 *self._cause(candidate),
-                *self._trained(site),
+                *evidence.trained(self._aligned, site),
                 *_kernels(a, b),
                 *self._evidence(kind, site, candidate.row),
             ],
@@ -346,7 +343,9 @@ class Describer:
             if all(found) and all(site["kind"] == "option" for site in chain(*found)):
                 return dict(zip(("A", "B"), self._groups_read(own), strict=True))
         names = _named_apart(found)
-        return {run: _listed(own) for run, own in zip(("A", "B"), names, strict=True) if own}
+        return {
+            run: evidence.listed(own) for run, own in zip(("A", "B"), names, strict=True) if own
+        }
 
     def _groups_read(self, rows: tuple[Ints, Ints]) -> list[str]:
         """Name the options that an update read in each run, and values in which they differ."""
@@ -356,7 +355,7 @@ class Describer:
         for (arm, index), own in zip(both, rows, strict=True):
             at = index[own].tolist()
             slots = [arm.site_of(i)["slot"] for i in at]
-            groups.append(_listed(sorted({slot.rpartition(".")[0] for slot in slots})))
+            groups.append(evidence.listed(sorted({slot.rpartition(".")[0] for slot in slots})))
             values = arm.table["value"].take(at).to_pylist()
             sides.append(
                 {
@@ -367,7 +366,7 @@ class Describer:
         differ = [n for n in sides[0] if n in sides[1] and sides[0][n][0] != sides[1][n][0]]
         return [
             f"the options of {group}"
-            + (f" ({_listed([_valued(n, side[n][1]) for n in differ])})" if differ else "")
+            + (f" ({evidence.listed([_valued(n, side[n][1]) for n in differ])})" if differ else "")
             for group, side in zip(groups, sides, strict=True)
         ]
 
@@ -442,72 +441,6 @@ class Describer:
         only = "" if self._aligned.paired[row] else ", in one run only"
         return [f"of the {whose} the first to differ{only}: {described(site)}"]
 
-    def _trained(self, site: Site) -> list[str]:
-        """Name the parameters that get a gradient in one run alone, where other ones are frozen."""
-        aligned = self._aligned
-        if not is_frozen(site):
-            return []
-        lacking = ~aligned.paired & aligned.having(_is_own_gradient)
-        found = []
-        for run, index in (("A", aligned.index_a), ("B", aligned.index_b)):
-            own = [aligned.site(row) for row in np.flatnonzero(lacking & (index >= 0)).tolist()]
-            names = [f"{s['module']}.{s['slot'].removeprefix('grad.')}".lstrip(".") for s in own]
-            found += [f"only {run} trains {_listed(sorted(set(names)))}"] if names else []
-        return found
-
-    def _collectives_beside(self) -> list[str]:
-        """Name the first collective outside the model that differs; at rung op edges lead to it."""
-        differs = ~self._aligned.equal & self._aligned.having(is_collective)
-        rows = np.flatnonzero(differs & self._aligned.having(is_outside))
-        if self._rung in OP_RUNGS or not len(rows):
-            return []
-        only = "" if self._aligned.paired[rows[0]] else ", in one run only"
-        site = self._aligned.site(int(rows[0]))
-        return [
-            f"of the collectives outside the model the first to differ{only}: {described(site)}"
-        ]
-
-    def _equal_beside(self, row: int) -> list[str]:
-        """Name what is equal of the batch that a row's event is a part of."""
-        aligned, own = self._aligned, self._aligned.site(row)
-        if not is_batch(own):
-            return []
-        same = aligned.having(is_batch) & (aligned.microbatches == aligned.microbatches[row])
-        sites = [aligned.site(other) for other in np.flatnonzero(same & aligned.equal).tolist()]
-        call = ("phase", "module", "call")
-        names = [s["slot"] for s in sites if all(s[name] == own[name] for name in call)]
-        return [f"equal in this batch: {_listed(names)}"] if names else []
-
-    def _other_microbatch(self, row: int) -> str | None:
-        """Say in which microbatch of A's step the batch of B was seen, if in any."""
-        aligned = self._aligned
-        site, wanted = aligned.site(row), int(aligned.index_b[row])
-        if not is_batch(site) or wanted < 0:
-            return None
-        batches = aligned.a.sites.having(is_batch)[aligned.a.site]
-        for index in np.flatnonzero(batches).tolist():
-            own = aligned.a.site_of(index)
-            same = (own["module"], own["slot"]) == (site["module"], site["slot"])
-            if same and aligned.a.content_of(index) == aligned.b.content_of(wanted):
-                numbers = aligned.b.microbatch[wanted], aligned.a.microbatch[index]
-                return "microbatch {} of B has the batch of microbatch {} of A".format(*numbers)
-        return None
-
-    def _tied(self, site: Site, row: int) -> str | None:
-        """Say which parameter of both runs holds the bits of one that only one run has."""
-        aligned = self._aligned
-        if aligned.paired[row]:
-            return None
-        own, index = aligned.arm_of(row)
-        run, other = ("A", "B") if own is aligned.a else ("B", "A")
-        for peer in np.flatnonzero(aligned.equal & aligned.having(is_kind(site["kind"]))).tolist():
-            at = int((aligned.index_a if own is aligned.a else aligned.index_b)[peer])
-            there = own.site_of(at)
-            if there["phase"] == "init" and own.content_of(at) == own.content_of(index):
-                name = f"{there['module']}.{there['slot']}".lstrip(".")
-                return f"it holds the bits of {name} in {run}: is it tied to that in {other}?"
-        return None
-
     def _environment_of(self, site: Site) -> list[EnvironmentDifference]:
         """Return what differed where a site's events were made."""
         return [d for d in self._environment if holds(d, self._found.step, site["phase"])]
@@ -518,44 +451,36 @@ class Describer:
             return []
         self._evidence_given.add(kind.class_)
         found = self._found
-        evidence = []
+        said = []
         if kind.class_ == "data":
             shift = describe_shift(found.tier, found.step)
-            places = shift, self._other_microbatch(row), self._other_rank(found)
-            evidence += [place for place in places if place] or self._equal_beside(row)
+            places = shift, evidence.other_microbatch(self._aligned, row), self._other_rank(found)
+            said += [place for place in places if place] or evidence.equal_beside(
+                self._aligned, row
+            )
         if kind.class_ in ("data", "rng", "state", "computation", "structure"):
-            evidence += [
+            said += [
                 f"generator {name} differs already at the start of step {found.step}"
                 for name in self._generators
             ]
         environment = self._environment_of(site)
         if kind.class_ == "environment":
-            evidence += [f"{d.key}: A {d.a}, B {d.b}" for d in environment]
+            said += [f"{d.key}: A {d.a}, B {d.b}" for d in environment]
         if kind.class_ == "structure" and site["op"] is not None:
-            evidence += [
+            said += [
                 f"{d.key}, which may decide what operators are called: A {d.a}, B {d.b}"
                 for d in environment
                 if d.key in CHOOSES
             ]
-        if kind.component == "parameter" and (tied := self._tied(site, row)):
-            evidence.append(tied)
-        if kind.class_ == "state" and (since := self._since(row)):
-            evidence += since + self._collectives_beside()
+        if kind.component == "parameter" and (tied := evidence.tied(self._aligned, site, row)):
+            said.append(tied)
+        if kind.class_ == "state" and (since := evidence.since(found.tier, found.step, site)):
+            said += since
+            if self._rung not in OP_RUNGS:  # There edges lead to them.
+                said += evidence.collectives_beside(self._aligned)
         if found.evaluation and kind.class_ in ("rng", "state"):
-            evidence.append(f"only {found.evaluation} evaluated the model in this step")
-        return evidence
-
-    def _since(self, row: int) -> list[str]:
-        """Say since when a part of the state differs, if not from the first step compared."""
-        tier, step = self._found.tier, self._found.step
-        before = tier.num_steps_before(step)
-        if not before:
-            return []
-        last = int(tier.steps[before - 1])
-        if not tier.has_at(last, self._aligned.site(row)):
-            return [f"step {last} compared equal, but does not hold this: it may differ for longer"]
-        how = "this changed after it, or in it by something that was not recorded"
-        return [f"step {last} compared equal: {how}"]
+            said.append(f"only {found.evaluation} evaluated the model in this step")
+        return said
 
 
 def _is_left_by_reduction(site: Site) -> bool:
@@ -623,15 +548,6 @@ def _named_apart(sides: list[list[Site]]) -> list[list[str]]:
         return f"{_called(site)}{line}"
 
     return [[name(site) for site in own] for own in sides]
-
-
-def _is_own_gradient(site: Site) -> bool:
-    return bool(site["kind"] == "local_gradient")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _called(site: Site) -> str:
